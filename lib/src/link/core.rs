@@ -9,7 +9,7 @@ use crate::config::PoolId;
 use crate::participant::{MAX_SEATS, Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, Stage};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{Pool, Table};
-use crate::ring::broadcast::Kept;
+use crate::ring::broadcast::PublishedMessage;
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
@@ -356,22 +356,22 @@ impl Core {
     }
 
     /// Messages in buffers that were sent on a broadcast ring and not freed.
-    pub(crate) fn published(&self) -> impl Iterator<Item = Kept> + '_ {
+    pub(crate) fn published(&self) -> impl Iterator<Item = PublishedMessage> + '_ {
         let table = &self.msg().table;
         (0..u32::try_from(table.len()).unwrap_or(u32::MAX)).filter_map(|cell| self.kept(cell))
     }
 
     /// What must be freed when the message in `cell` has been read, whose index must have been checked. `None` if it was
     /// not sent on a broadcast ring.
-    fn kept(&self, cell: u32) -> Option<Kept> {
+    fn kept(&self, cell: u32) -> Option<PublishedMessage> {
         let owner = MsgOwner(self.msg().table.owner(cell).load(Ordering::Acquire));
         let Holder::Published(_) = owner.holder() else { return None };
         let data = self.read_descriptor(cell, owner).map_or(DataRef::NONE, |(_, data)| data);
-        Some(Kept { cell, owner: owner.0, data: data.0 })
+        Some(PublishedMessage { cell, owner: owner.0, data: data.0 })
     }
 
     /// As [`kept`](Self::kept), for an entry of a broadcast ring.
-    pub(crate) fn kept_of(&self, entry: Entry) -> Option<Kept> {
+    pub(crate) fn kept_of(&self, entry: Entry) -> Option<PublishedMessage> {
         let kept = self.kept(self.msg().table.tame(entry.wild_cell())?)?;
         entry.names(MsgOwner(kept.owner).epoch()).then_some(kept)
     }

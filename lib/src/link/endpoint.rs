@@ -12,7 +12,7 @@ use crate::notify;
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, PoolCache};
-use crate::ring::broadcast::{self, Broadcast, Kept};
+use crate::ring::broadcast::{self, Broadcast, PublishedMessage};
 use crate::ring::entry::Entry;
 use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
@@ -202,7 +202,7 @@ impl Endpoint {
     }
 
     /// Frees a message that was sent on a broadcast ring.
-    fn free(&self, kept: Kept) {
+    fn free(&self, kept: PublishedMessage) {
         self.release(kept.cell, MsgOwner(kept.owner), DataRef::from_word(kept.data));
     }
 
@@ -220,7 +220,7 @@ impl Endpoint {
         // Before the message is in the ring: messages there have no holder, so that no recovery frees them. Release, as for
         // a loan.
         overwrite(self.msg.table.owner(cell), published.0, Ordering::Release);
-        let kept = Kept { cell, owner: published.0, data: data.word() };
+        let kept = PublishedMessage { cell, owner: published.0, data: data.word() };
         ring.push(writer, Entry::pooled(cell, owner.epoch()), kept, seats, |kept| self.free(kept));
         Ok(())
     }

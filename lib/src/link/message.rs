@@ -38,12 +38,12 @@ use crate::ring::{Ring, Wild};
 /// ```
 pub struct Message<'a> {
     link: &'a Link,
-    pub(super) received: Received,
+    pub(super) received: ReceivedParts,
 }
 
 /// A received message: its checked descriptor, and its buffers.
 #[derive(Clone, Copy)]
-pub(super) struct Received {
+pub(super) struct ReceivedParts {
     pub(super) bytes: NonNull<u8>,
     pub(super) descriptor: Descriptor,
     /// The owner word of the MSG buffer; [`INLINE`] for an inline message.
@@ -53,7 +53,7 @@ pub(super) struct Received {
     pub(super) data: DataRef,
 }
 
-impl Received {
+impl ReceivedParts {
     /// A message in a MSG buffer that was just made ours.
     #[inline(always)]
     pub(super) fn pooled(core: &Core, entry: Entry, owner: MsgOwner) -> std::result::Result<Self, Wild> {
@@ -290,7 +290,7 @@ impl Link {
         let (cell, owner) = self.core().look_published(entry)?;
         let (descriptor, data) = self.core().read_descriptor(cell, owner)?;
         let bytes = self.endpoint.msg_pool().buffer(cell);
-        let received = Received { bytes, descriptor, owner: MsgOwner::of_token(token.0), cell, data };
+        let received = ReceivedParts { bytes, descriptor, owner: MsgOwner::of_token(token.0), cell, data };
         Ok(Message { link: self, received })
     }
 
@@ -315,7 +315,7 @@ impl Link {
     #[inline(always)]
     pub(super) fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let owner = MsgOwner(word).borrowed(self.endpoint.me.seat);
-        match Received::pooled(self.core(), entry, owner) {
+        match ReceivedParts::pooled(self.core(), entry, owner) {
             Ok(received) => Ok(Message { link: self, received }),
             Err(wild) => {
                 self.endpoint.release(entry.wild_cell(), owner, DataRef::NONE);
@@ -326,14 +326,14 @@ impl Link {
 
     /// A message of this handle.
     #[inline(always)]
-    pub(super) fn message(&self, received: Received) -> Message<'_> {
+    pub(super) fn message(&self, received: ReceivedParts) -> Message<'_> {
         Message { link: self, received }
     }
 
     /// An inline message: copied, so that its lines are free at once.
     #[inline(always)]
     fn inline(&self, entry: Entry, lines: InlineLines<'_>) -> std::result::Result<Message<'_>, Wild> {
-        Received::inline(0, entry, lines, &self.inline_buffers).map(|received| self.message(received))
+        ReceivedParts::inline(0, entry, lines, &self.inline_buffers).map(|received| self.message(received))
     }
 
     /// An inline message in a cell of which this participant has just become the owner.
@@ -479,7 +479,7 @@ readable!(Message<'_>);
 impl Drop for Message<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let Received { bytes, owner, cell, data, .. } = self.received;
+        let ReceivedParts { bytes, owner, cell, data, .. } = self.received;
         self.link.end(bytes, owner, cell, data);
     }
 }

@@ -9,17 +9,18 @@ use super::core::DataRef;
 use super::inline_buffers;
 use super::lease::SeatLease;
 use super::loan::Loan;
-use super::message::{Message, Received, readable};
+use super::message::{Message, ReceivedParts, readable};
 use super::{Link, SharedBytes};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
 
-/// A received message that does not borrow from its link: it can be kept beside the [`Link`] in a struct, moved to another
+/// A received message that does not borrow from its link. It can be kept next to the [`Link`] in a struct, moved to another
 /// thread, and held across an `.await`.
 ///
-/// Its buffers are free again when it is dropped, in whichever thread. It keeps the link's memory mapped, and the seat of the handle
-/// that received it taken: peers see that participant leave when the handle and the last of its owned messages are gone.
+/// Its buffers are released when it is dropped, in any thread. It keeps the link's memory mapped, and the seat of the
+/// handle that received it taken: peers see that participant detach when the handle and the last of its owned messages are
+/// gone.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -37,25 +38,26 @@ use crate::pool::owner::MsgOwner;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct OwnedMessage {
-    received: Received,
-    /// MSG and DATA, if they could not stay where they were.
+    received: ReceivedParts,
+    /// MSG and DATA, if they could not stay in their buffers.
     copy: Option<Box<[u8]>>,
     lease: Arc<SeatLease>,
 }
 
 #[expect(unsafe_code, reason = "pointers into memory that the lease keeps, held by this message alone")]
 mod message_threads {
-    // SAFETY: the owner word gives the buffers to this message, and an inline message has its bytes in an allocation of its own.
-    // Releasing them changes words in shared memory by exchanges, and nothing that belongs to the thread of the link's handle.
+    // SAFETY: the owner word gives the buffers to this message, and an inline message has its bytes in an allocation of its
+    // own. Releasing them only exchanges words in shared memory, and uses nothing that belongs to the thread of the link's
+    // handle.
     unsafe impl Send for super::OwnedMessage {}
     // SAFETY: through a reference the bytes are only read.
     unsafe impl Sync for super::OwnedMessage {}
 }
 
 impl Message<'_> {
-    /// Makes it independent of the link's handle. Copies nothing, except in ring mode `broadcast`: there the other readers have the
-    /// message too, and its buffers are kept by the place of this handle in the ring, so MSG and DATA are copied, and the owned
-    /// message has no DATA part if that is in device memory.
+    /// Makes the message independent of the link's handle. Copies nothing, except in ring mode `broadcast`. There, other
+    /// readers have the message too, and this handle's cursor or hold keeps its buffers. So MSG and DATA are copied, and a
+    /// DATA part in device memory is lost.
     #[must_use]
     pub fn into_owned(self) -> OwnedMessage {
         let lease = Arc::clone(&self.link().lease);
@@ -78,8 +80,8 @@ fn part(bytes: &[u8]) -> (NonNull<u8>, u32) {
 }
 
 impl OwnedMessage {
-    /// What was received by the participant of `lease`; of no broadcast ring.
-    pub(super) fn new(received: Received, lease: &Arc<SeatLease>) -> Self {
+    /// Creates a message that the participant of `lease` has received, not from a broadcast ring.
+    pub(super) fn new(received: ReceivedParts, lease: &Arc<SeatLease>) -> Self {
         Self { received, copy: None, lease: Arc::clone(lease) }
     }
 
@@ -87,7 +89,7 @@ impl OwnedMessage {
         &self.lease
     }
 
-    /// The copy of MSG, and of DATA behind it.
+    /// The copy of MSG, followed by DATA.
     #[inline]
     fn copied(&self) -> Option<(&[u8], &[u8])> {
         self.copy.as_deref().map(|copy| copy.split_at(copy.len().min(self.received.msg().1 as usize)))
@@ -120,7 +122,7 @@ readable!(OwnedMessage);
 
 impl Drop for OwnedMessage {
     fn drop(&mut self) {
-        let Received { bytes, owner, cell, data, .. } = self.received;
+        let ReceivedParts { bytes, owner, cell, data, .. } = self.received;
         if self.received.is_inline() {
             inline_buffers::free(bytes);
         } else if self.copy.is_none() {
@@ -131,12 +133,12 @@ impl Drop for OwnedMessage {
 
 /// A message being written that does not borrow from its link, so that another thread can write it.
 ///
-/// Its lengths are those that [`resize_msg`](Loan::resize_msg) and [`resize_data`](Loan::resize_data) set before. To send it, the
-/// handle that loaned it takes it back with [`Link::adopt`]. Dropped unsent, in whichever thread, its buffers go back to their
-/// pools. Like an [`OwnedMessage`] it keeps the memory and the seat.
+/// Its lengths are those that [`resize_msg`](Loan::resize_msg) and [`resize_data`](Loan::resize_data) have set. To send it,
+/// its handle takes it back with [`Link::adopt`]. If it is dropped without being sent, in any thread, its buffers return to
+/// their pools. Like an [`OwnedMessage`] it keeps the memory mapped and the seat taken.
 ///
-/// A handle that is [evicted](Link::evict) loses its loans. An owned loan reports that only when it is adopted; what is written into it
-/// in between may overwrite the bytes of another participant.
+/// A handle that is [evicted](Link::evict) loses its loans. An owned loan reports that only when it is adopted; writes to
+/// it in between may overwrite the bytes of another participant.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -164,7 +166,7 @@ pub struct OwnedLoan {
     lease: Arc<SeatLease>,
 }
 
-/// Some bytes of a buffer.
+/// Address and length of some bytes of a buffer.
 #[derive(Clone, Copy)]
 struct Part(NonNull<u8>, usize);
 
@@ -176,14 +178,14 @@ impl Part {
 
 #[expect(unsafe_code, reason = "pointers into memory that the lease keeps, held by this loan alone")]
 mod loan_threads {
-    // SAFETY: the owner words give the buffers to this loan, and to release them is to exchange words in shared memory.
+    // SAFETY: the owner words give the buffers to this loan, and releasing them only exchanges words in shared memory.
     unsafe impl Send for super::OwnedLoan {}
-    // SAFETY: through a reference nothing is reached.
+    // SAFETY: a shared reference gives no access to the bytes.
     unsafe impl Sync for super::OwnedLoan {}
 }
 
 impl Loan<'_> {
-    /// Makes it independent of the link's handle, with the lengths that are set.
+    /// Makes the loan independent of the link's handle, with the lengths that are set.
     pub fn into_owned(mut self) -> OwnedLoan {
         let (msg, data) = self.set_lengths();
         let msg = self.resize_msg(msg).map_or(Part(NonNull::dangling(), 0), Part::of);
@@ -197,7 +199,7 @@ impl Loan<'_> {
 
 #[expect(unsafe_code, reason = "the bytes of buffers that this loan holds exclusively")]
 fn bytes_mut(_loan: &mut OwnedLoan, Part(start, len): Part) -> &mut [u8] {
-    // SAFETY: `resize_msg` or `resize_data` gave these bytes to the loan that this one was, and the lease keeps them mapped.
+    // SAFETY: `resize_msg` or `resize_data` returned these bytes to the original loan, and the lease keeps them mapped.
     unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
 
@@ -206,14 +208,15 @@ impl OwnedLoan {
         &self.lease
     }
 
-    /// The MSG buffer, and its owner word.
+    /// The index of the MSG buffer, and its owner word.
     pub(super) fn msg(&self) -> (u32, MsgOwner) {
         (self.cell, self.owner)
     }
 
-    /// Lets go of the buffers, which are another's.
+    /// Gives up the buffers, which have another owner now.
     pub(super) fn give_up(&mut self) {
-        // Both: by the 18 bits that a DATA buffer remembers, it could be of no loan.
+        // Both: a DATA buffer only has 18 bits of the epoch of its MSG buffer, so its owner word alone would not protect
+        // it.
         (self.owner, self.buffer) = (MsgOwner::NONE, DataRef::NONE);
     }
 
@@ -223,7 +226,7 @@ impl OwnedLoan {
         bytes_mut(self, part)
     }
 
-    /// The bytes of the DATA part; none when it has none, and when it is in device memory.
+    /// The bytes of the DATA part. Empty without one, and if it is in device memory.
     pub fn data_mut(&mut self) -> &mut [u8] {
         let part = self.data;
         bytes_mut(self, part)
@@ -234,15 +237,15 @@ impl Link {
     /// Takes a loan of this handle back from [`into_owned`](Loan::into_owned), to send it.
     ///
     /// # Errors
-    /// [`ForeignLoan`](ErrorKind::ForeignLoan) when another handle loaned it; [`Evicted`](ErrorKind::Evicted). The loan is dropped
-    /// then.
+    /// [`ForeignLoan`](ErrorKind::ForeignLoan) if another handle loaned it; [`Evicted`](ErrorKind::Evicted). In both cases
+    /// the loan is dropped.
     pub fn adopt(&self, mut loan: OwnedLoan) -> Result<Loan<'_>> {
         self.check_seated()?;
         if !Arc::ptr_eq(&self.lease, &loan.lease) {
             return Err(Error::from(ErrorKind::ForeignLoan { link: self.link() }));
         }
         let (cell, owner, data) = (loan.cell, loan.owner, loan.buffer);
-        // The link has the lease, so that this one does not end it.
+        // The link has its own reference to the lease, so this one does not end it.
         loan.give_up();
         Ok(Loan { link: self, cell, owner, data })
     }

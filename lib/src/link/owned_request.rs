@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::core::pack;
 use super::inline_buffers::InlineBuffers;
 use super::lease::SeatLease;
-use super::message::Received;
+use super::message::ReceivedParts;
 use super::owned::{OwnedLoan, OwnedMessage};
 use super::request::{ReplyCursor, ReplyWriter};
 use super::request_steps::RequestSteps;
@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::participant::SeatIndex;
 use crate::pool::owner::MsgOwner;
 use crate::ring::Wild;
-use crate::ring::reply::Taken;
+use crate::ring::reply::TakenReply;
 
 /// A pending reply that does not borrow from its link. It can be kept next to the [`Link`](crate::Link) in a struct, and be
 /// waited for in any thread while the handle makes further requests.
@@ -87,13 +87,13 @@ impl OwnedPendingReply {
 }
 
 /// Creates a message from a reply that was taken.
-fn received(lease: &Arc<SeatLease>, taken: &Taken) -> std::result::Result<OwnedMessage, Wild> {
+fn received(lease: &Arc<SeatLease>, taken: &TakenReply) -> std::result::Result<OwnedMessage, Wild> {
     let (cell, owner) = (taken.entry.wild_cell(), MsgOwner(taken.word).borrowed(lease.me.seat));
     let core = lease.core();
     let received = if !taken.entry.is_inline() {
-        Received::pooled(core, taken.entry, owner)
+        ReceivedParts::pooled(core, taken.entry, owner)
     } else if let Some(lines) = core.inline_lines(cell) {
-        let copied = Received::inline(0, taken.entry, lines, &InlineBuffers::default());
+        let copied = ReceivedParts::inline(0, taken.entry, lines, &InlineBuffers::default());
         lease.free_inline(cell, owner);
         copied
     } else {

@@ -1,4 +1,4 @@
-//! Requests and replies: a client asks, and one of the servers answers that very client.
+//! Requests and replies: a client sends a request, and one of the servers replies to that client only.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -9,17 +9,17 @@ use super::Link;
 use super::core::pack;
 use super::lease::SeatLease;
 use super::loan::{Loan, SendError};
-use super::message::{Message, Received};
+use super::message::{Message, ReceivedParts};
 use super::owned_request::{OwnedPendingReply, OwnedRequest};
 use super::request_steps::{INLINE_BYTES, InlineError, RequestSteps};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{SeatIndex, Side};
 use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
-use crate::ring::reply::{Pushed, RequestId, Status, Taken};
+use crate::ring::reply::{ReplyOutcome, RequestId, Status, TakenReply};
 use crate::ring::{INLINE_MAX_BYTES, Wild};
 
-/// The most bytes that a request by [`Link::request_inline`] can have. Up to 40 of them travel with one cache line.
+/// Maximum size of a request by [`Link::request_inline`]. Up to 40 bytes need one cache line.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -35,16 +35,16 @@ use crate::ring::{INLINE_MAX_BYTES, Wild};
 /// ```
 pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_BYTES;
 
-/// Replies to one request that can wait for its client: the next one is refused with
+/// Maximum number of replies to one request that can wait for its client. The next one fails with
 /// [`RepliesFull`](crate::ErrorKind::RepliesFull).
 pub const REPLIES_MAX: u32 = 7;
 
 #[cfg(not(loom))]
 const _: () = assert!(REPLIES_MAX as u64 == crate::ring::reply::REPLIES);
 
-/// A request that was made, until it is dropped: its replies come here.
+/// A request that this client has made, and that receives its replies.
 ///
-/// Dropping it gives the request up: replies that wait are freed, those that the server sends later go nowhere.
+/// Dropping it gives the request up: replies that wait are freed, and later ones are refused.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -71,9 +71,9 @@ pub struct PendingReply<'a> {
     cursor: ReplyCursor,
 }
 
-/// A request that was received, until it is dropped. It is a [`Message`], and can be answered.
+/// A received request. It is a [`Message`] that can be answered.
 ///
-/// A request that is dropped before its last reply ends in [`Unanswered`](crate::ErrorKind::Unanswered) at the client.
+/// If it is dropped before its last reply, the client gets [`Unanswered`](crate::ErrorKind::Unanswered).
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -98,17 +98,17 @@ pub struct PendingReply<'a> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Request<'a> {
-    /// Dropped after the client was told, by the `drop` of the whole.
+    /// Dropped after the client was notified, by the `drop` of `Request`.
     message: Message<'a>,
     /// The cell of an inline request.
     cell: Option<(u32, MsgOwner)>,
     writer: ReplyWriter,
 }
 
-/// How far a client is with the replies to a request.
+/// A client's position in the replies to a request.
 pub(super) struct ReplyCursor {
     id: RequestId,
-    /// Replies taken so far.
+    /// Number of replies taken so far.
     taken: u64,
     pub(super) is_over: bool,
 }
@@ -116,7 +116,11 @@ pub(super) struct ReplyCursor {
 impl ReplyCursor {
     /// Takes the next reply, if there is one.
     #[inline]
-    pub(super) fn take(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<Taken>> {
+    pub(super) fn take(
+        &mut self,
+        steps: &impl RequestSteps,
+        lease: &SeatLease,
+    ) -> Result<Option<TakenReply>> {
         if self.is_over {
             return Err(Error::from(ErrorKind::RequestOver { link: lease.link() }));
         }
@@ -128,7 +132,7 @@ impl ReplyCursor {
         if status == Status::Pending {
             return Ok(None);
         }
-        // What was sent before the server ended comes first.
+        // Replies that were sent before the server ended come first.
         if let Some(reply) = self.take_waiting(steps, lease)? {
             return Ok(Some(reply));
         }
@@ -143,7 +147,7 @@ impl ReplyCursor {
     }
 
     #[inline]
-    fn take_waiting(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<Taken>> {
+    fn take_waiting(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<TakenReply>> {
         let taken = match steps.take_reply(self.id, self.taken) {
             Ok(Some(taken)) => taken,
             Ok(None) => return Ok(None),
@@ -171,7 +175,7 @@ impl ReplyCursor {
             || steps.request_status(self.id) != Status::Pending
     }
 
-    /// Waits until it is ready, at most `timeout`.
+    /// Waits until it is ready, for at most `timeout`.
     #[inline]
     pub(super) fn wait(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<()> {
         if !self.is_ready(lease) {
@@ -206,10 +210,10 @@ impl ReplyCursor {
     }
 }
 
-/// How far a server is with the replies to a request.
+/// A server's position in the replies to a request.
 pub(super) struct ReplyWriter {
     pub(super) id: RequestId,
-    /// Replies sent so far.
+    /// Number of replies sent so far.
     sent: u64,
     is_over: bool,
 }
@@ -221,7 +225,8 @@ impl ReplyWriter {
         if self.is_over { Err(Error::from(ErrorKind::RequestOver { link: lease.link() })) } else { Ok(()) }
     }
 
-    /// Sends what is in a MSG buffer of the participant of `sender`. An error after which the message may be there comes with `true`.
+    /// Sends the content of a MSG buffer of `sender`'s participant. An error comes with `true` if the message may have been
+    /// sent.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -232,7 +237,7 @@ impl ReplyWriter {
     ) -> std::result::Result<bool, (Error, bool)> {
         self.check(lease).map_err(|error| (error, false))?;
         let pushed = lease.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
-        if pushed == Pushed::Sent {
+        if pushed == ReplyOutcome::Sent {
             // As in a send.
             sender.check_not_overtaken().map_err(|error| (error, true))?;
         }
@@ -254,23 +259,23 @@ impl ReplyWriter {
         self.check(lease)?;
         let pushed = steps.push_inline_reply(self.id, self.sent, is_last, ids, msg);
         let pushed = pushed.ok_or_else(|| lease.inline_exhausted())?;
-        if pushed == Pushed::Sent {
+        if pushed == ReplyOutcome::Sent {
             lease.check_not_overtaken()?;
         }
         self.sent(lease, pushed, is_last)
     }
 
     #[inline]
-    fn sent(&mut self, lease: &SeatLease, pushed: Pushed, is_last: bool) -> Result<bool> {
+    fn sent(&mut self, lease: &SeatLease, pushed: ReplyOutcome, is_last: bool) -> Result<bool> {
         match pushed {
-            Pushed::Sent => {
+            ReplyOutcome::Sent => {
                 self.sent = self.sent.wrapping_add(1);
                 self.is_over = is_last;
                 lease.notify_seat(self.id.seat);
                 Ok(true)
             }
-            Pushed::Unwanted => Ok(false),
-            Pushed::Full => {
+            ReplyOutcome::Unwanted => Ok(false),
+            ReplyOutcome::Full => {
                 Err(Error::from(ErrorKind::RepliesFull { link: lease.link(), limit: REPLIES_MAX }))
             }
         }
@@ -321,7 +326,7 @@ impl ReplyWriter {
 }
 
 impl Link {
-    /// How many requests this handle can have pending at once; `None`: the link has no requests.
+    /// Maximum number of pending requests of this handle; `None` if the link has no requests.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -335,10 +340,10 @@ impl Link {
         Some(self.core().shape.request_window).filter(|&window| window > 0)
     }
 
-    /// Makes a request of a loan, and wakes a server that waits. Only on the secondary side.
+    /// Sends a loan as a request, and wakes a server that waits. Only on the secondary side.
     ///
-    /// Any server on the primary side takes it, and no other: requests are taken in the order in which they are made. A request
-    /// waits for a server until it is dropped, also while no server is attached.
+    /// Exactly one of the servers on the primary side receives it. Requests are received in the order in which they are
+    /// made. A request waits for a server until it is dropped, even while no server is attached.
     ///
     /// # Errors
     /// With the loan. [`NoRequests`](crate::ErrorKind::NoRequests); [`RequestSide`](crate::ErrorKind::RequestSide);
@@ -365,7 +370,7 @@ impl Link {
     pub fn request<'a>(&'a self, mut loan: Loan<'a>) -> std::result::Result<PendingReply<'a>, SendError<'a>> {
         match self.push_request(&mut loan) {
             Ok(pending) => {
-                // The buffers are the server's now.
+                // The buffers belong to the server now.
                 std::mem::forget(loan);
                 self.lease.notify_other_side();
                 Ok(pending)
@@ -388,7 +393,7 @@ impl Link {
         Ok(pending)
     }
 
-    /// As [`request`](Self::request), of at most [`REQUEST_INLINE_MAX_BYTES`] and without a buffer of a pool.
+    /// As [`request`](Self::request), for at most [`REQUEST_INLINE_MAX_BYTES`] and without a buffer of a pool.
     ///
     /// # Errors
     /// As [`request`](Self::request); [`InlineRequestTooLong`](crate::ErrorKind::InlineRequestTooLong);
@@ -448,8 +453,8 @@ impl Link {
         })
     }
 
-    /// Takes the oldest request; `None` when there is none. Never waits. Only on the primary side, where any number of servers
-    /// share the requests.
+    /// Receives the oldest request, or returns `None` if there is none. Never waits. Only on the primary side, where any
+    /// number of servers share the requests.
     ///
     /// # Errors
     /// [`NoRequests`](crate::ErrorKind::NoRequests); [`RequestSide`](crate::ErrorKind::RequestSide);
@@ -481,8 +486,8 @@ impl Link {
         // A MSG buffer may have an index that no inline cell has.
         let lines = if inline { self.core().inline_lines(cell) } else { None };
         let received = match lines {
-            Some(lines) => Received::inline(1, taken.entry, lines, &self.inline_buffers),
-            None => Received::pooled(self.core(), taken.entry, taken.owner),
+            Some(lines) => ReceivedParts::inline(1, taken.entry, lines, &self.inline_buffers),
+            None => ReceivedParts::pooled(self.core(), taken.entry, taken.owner),
         };
         match received {
             Ok(received) => Ok(Some(Request {
@@ -498,7 +503,7 @@ impl Link {
         }
     }
 
-    /// Whether a request waits to be taken.
+    /// Whether a request can be received, as far as one look shows.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -518,7 +523,7 @@ impl Link {
             && self.core().requests().is_some_and(|requests| requests.ring.has_message())
     }
 
-    /// Waits until a request can be taken, at most `timeout` (`None`: for ever). `false`: it timed out.
+    /// Waits until a request can be received, for at most `timeout` (`None`: no limit). Returns `false` if it timed out.
     ///
     /// # Errors
     /// As [`wait`](Self::wait); [`NoRequests`](crate::ErrorKind::NoRequests);
@@ -548,7 +553,7 @@ impl Link {
 }
 
 impl<'a> PendingReply<'a> {
-    /// Takes the next reply; `None` when there is none yet. Never waits.
+    /// Takes the next reply, or returns `None` if there is none yet. Never waits.
     ///
     /// # Errors
     /// [`ServerGone`](crate::ErrorKind::ServerGone) when the process that took the request ended before its last reply, and
@@ -584,10 +589,10 @@ impl<'a> PendingReply<'a> {
         message.map(Some).map_err(|wild| link.corrupt(wild))
     }
 
-    /// Waits for the next reply, at most `timeout`. `Ok(None)`: it timed out, and the request is still pending.
+    /// Waits for the next reply, for at most `timeout`. Returns `Ok(None)` if it timed out; the request is still pending.
     ///
-    /// With the timeout `None` it waits until there is a reply or the request fails, and never gives `Ok(None)`. That may be for ever:
-    /// a request that no server has taken waits for one, also while none is attached.
+    /// With the timeout `None` it waits until there is a reply or the request fails, and never returns `Ok(None)`. That can
+    /// take for ever: a request that no server has taken waits for one, even while none is attached.
     ///
     /// # Errors
     /// As [`try_take`](Self::try_take), and as [`Link::wait`].
@@ -614,7 +619,7 @@ impl<'a> PendingReply<'a> {
 
     /// Whether [`try_take`](Self::try_take) has a reply or an error.
     ///
-    /// With [`Link::fd`], a notification makes the descriptor readable: ask each pending reply then.
+    /// A notification makes the descriptor of [`Link::fd`] readable. Check each pending reply then.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -635,7 +640,7 @@ impl<'a> PendingReply<'a> {
         self.cursor.is_ready(&self.link.endpoint)
     }
 
-    /// Whether the last reply was taken, or the request has failed: nothing more comes.
+    /// Whether the last reply was taken, or the request has failed. Nothing more arrives then.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -657,7 +662,7 @@ impl<'a> PendingReply<'a> {
         self.cursor.is_over
     }
 
-    /// Makes it independent of the link's handle.
+    /// Makes the pending reply independent of the link's handle.
     pub fn into_owned(self) -> OwnedPendingReply {
         let borrowed = ManuallyDrop::new(self);
         let ReplyCursor { id, taken, is_over } = borrowed.cursor;
@@ -697,7 +702,8 @@ impl<'a> Request<'a> {
         self.writer.id.seat
     }
 
-    /// Whether the client still waits. `false` for good once it dropped the request or ended: work on it is in vain.
+    /// Whether the client still waits. Once `false`, it stays so: the client dropped the request or ended, and work on it
+    /// is in vain.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -719,8 +725,8 @@ impl<'a> Request<'a> {
         self.writer.is_wanted(&self.message.link().endpoint)
     }
 
-    /// Makes it independent of the link's handle, so that another thread can answer it. As for [`Message::into_owned`], nothing is
-    /// copied.
+    /// Makes the request independent of the link's handle, so that another thread can answer it. As for
+    /// [`Message::into_owned`], nothing is copied.
     #[must_use]
     pub fn into_owned(self) -> OwnedRequest {
         let borrowed = ManuallyDrop::new(self);
@@ -729,8 +735,8 @@ impl<'a> Request<'a> {
         OwnedRequest::new(message, borrowed.cell, ReplyWriter { id, sent, is_over })
     }
 
-    /// Sends the last, or only, reply and wakes the client. `false`: the client does not wait any more, and the buffers of the
-    /// loan are free again.
+    /// Sends the last, or only, reply and wakes the client. Returns `false` if the client does not wait any more; the loan
+    /// is released.
     ///
     /// # Errors
     /// With the loan, which can be sent again. [`RepliesFull`](crate::ErrorKind::RepliesFull) in a stream whose client is
@@ -755,7 +761,7 @@ impl<'a> Request<'a> {
         self.send(loan, true)
     }
 
-    /// As [`reply`](Self::reply), of at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
+    /// As [`reply`](Self::reply), for at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
     ///
     /// # Errors
     /// As [`reply`](Self::reply); [`InlineTooLong`](crate::ErrorKind::InlineTooLong);
@@ -779,7 +785,8 @@ impl<'a> Request<'a> {
         self.send_inline(pack(msg_id, cell_id), msg, true)
     }
 
-    /// Sends a reply that others follow, and wakes the client. `false`: the client does not wait any more.
+    /// Sends a reply that will be followed by others, and wakes the client. Returns `false` if the client does not wait any
+    /// more.
     ///
     /// At most [`REPLIES_MAX`] replies wait for the client: [`wait_room`](Self::wait_room) waits until it has taken one.
     ///
@@ -810,7 +817,7 @@ impl<'a> Request<'a> {
         self.send(loan, false)
     }
 
-    /// As [`stream`](Self::stream), of at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
+    /// As [`stream`](Self::stream), for at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
     ///
     /// # Errors
     /// As [`reply_inline`](Self::reply_inline).
@@ -873,7 +880,7 @@ impl<'a> Request<'a> {
         match self.writer.send(&link.lease, &link.lease, loan.msg(), is_last) {
             Ok(sent) => {
                 if sent {
-                    // The buffers are the client's now.
+                    // The buffers belong to the client now.
                     std::mem::forget(loan);
                 }
                 Ok(sent)

@@ -14,7 +14,7 @@ use crate::participant::Participant;
 use crate::pool::owner::{Holder, MsgOwner};
 use crate::ring::entry::Entry;
 use crate::ring::mpmc::{Mpmc, Producer, PushError};
-use crate::ring::reply::{Pushed, ReplySlot, RequestId, Status, Taken};
+use crate::ring::reply::{ReplyOutcome, ReplySlot, RequestId, Status, TakenReply};
 use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -167,7 +167,7 @@ pub(crate) trait RequestSteps {
 
     /// Makes this participant the owner of the reply at `position`, if there is one.
     #[inline]
-    fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<Taken>, Wild> {
+    fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<TakenReply>, Wild> {
         let Some(slot) = self.slot(id) else { return Ok(None) };
         match slot.take(id.number, position, &self.core().receiving(self.me().seat)) {
             Ok(Some(taken)) if taken.is_stale => {
@@ -205,7 +205,7 @@ pub(crate) trait RequestSteps {
     }
 
     /// Frees a reply that was taken and is not wanted.
-    fn free_reply(&self, taken: &Taken) {
+    fn free_reply(&self, taken: &TakenReply) {
         self.free_taken(taken.entry, MsgOwner(taken.word).borrowed(self.me().seat));
     }
 
@@ -237,8 +237,8 @@ pub(crate) trait RequestSteps {
 
     /// Sends the reply at `position` of this request.
     #[inline]
-    fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> Pushed {
-        self.slot(id).map_or(Pushed::Unwanted, |slot| slot.push(id.number, position, is_last, entry))
+    fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> ReplyOutcome {
+        self.slot(id).map_or(ReplyOutcome::Unwanted, |slot| slot.push(id.number, position, is_last, entry))
     }
 
     /// Sends a reply of at most [`INLINE_MAX_BYTES`]. Returns `None` if no inline cell is free.
@@ -250,14 +250,14 @@ pub(crate) trait RequestSteps {
         is_last: bool,
         ids: u64,
         msg: &[u8],
-    ) -> Option<Pushed> {
+    ) -> Option<ReplyOutcome> {
         let (cell, owner) = self.claim_inline()?;
         if let Some(lines) = self.core().inline_lines(cell) {
             lines.write(ids, msg);
         }
         let pushed =
             self.push_reply(id, position, is_last, Entry::inline_cell(cell, owner.epoch(), msg.len()));
-        if pushed != Pushed::Sent {
+        if pushed != ReplyOutcome::Sent {
             self.free_inline(cell, owner);
         }
         Some(pushed)

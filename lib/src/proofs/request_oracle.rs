@@ -18,7 +18,7 @@ use crate::link::endpoint::Endpoint;
 use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::Participant;
 use crate::participant::Side::{Primary, Secondary};
-use crate::ring::reply::{Pushed, REPLIES, RequestId, Status};
+use crate::ring::reply::{REPLIES, ReplyOutcome, RequestId, Status};
 
 #[derive(Clone, Debug)]
 enum Operation {
@@ -213,7 +213,7 @@ impl World {
                 for serving in agent.serving.iter().filter(|serving| !serving.is_over) {
                     let pushed =
                         stage::reply_inline(&agent.endpoint, serving.taken.id, (serving.sent, true), -1);
-                    assert_ne!(pushed, Some(Pushed::Sent));
+                    assert_ne!(pushed, Some(ReplyOutcome::Sent));
                 }
                 self.dead.push((abandon(agent.endpoint), Vec::new(), Vec::new()));
             }
@@ -279,21 +279,21 @@ impl World {
                 } else {
                     let Some(held) = Self::loan(&agent.endpoint, kind, id) else { return };
                     let pushed = stage::reply(&agent.endpoint, serving.taken.id, at, &held);
-                    if pushed == Pushed::Full {
+                    if pushed == ReplyOutcome::Full {
                         assert!(release(&agent.endpoint, &held));
                     }
                     pushed
                 };
                 let known = &mut self.known[serving.number];
                 let expected = if !known.is_wanted {
-                    Pushed::Unwanted
+                    ReplyOutcome::Unwanted
                 } else if known.replies.len() as u64 == REPLIES {
-                    Pushed::Full
+                    ReplyOutcome::Full
                 } else {
-                    Pushed::Sent
+                    ReplyOutcome::Sent
                 };
                 assert_eq!(pushed, expected);
-                if pushed == Pushed::Sent {
+                if pushed == ReplyOutcome::Sent {
                     known.replies.push_back((id, is_last));
                     serving.sent += 1;
                     serving.is_over = is_last;

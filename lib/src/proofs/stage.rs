@@ -11,7 +11,7 @@ use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::{TakeError, Token};
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
-use crate::ring::reply::{Pushed, RequestId};
+use crate::ring::reply::{ReplyOutcome, RequestId};
 use crate::ring::{Ring, Wild};
 use crate::segment::layout::Shape;
 
@@ -329,10 +329,10 @@ pub(super) fn end_request(endpoint: &Endpoint, taken: &TakenRequest, held: &Held
 }
 
 /// Sends a reply in a MSG buffer, which is freed if the client no longer waits.
-pub(super) fn reply(endpoint: &Endpoint, id: RequestId, at: (u64, bool), held: &HeldBuffers) -> Pushed {
+pub(super) fn reply(endpoint: &Endpoint, id: RequestId, at: (u64, bool), held: &HeldBuffers) -> ReplyOutcome {
     describe(endpoint, held);
     let pushed = endpoint.push_reply(id, at.0, at.1, entry_of(held));
-    if pushed == Pushed::Unwanted {
+    if pushed == ReplyOutcome::Unwanted {
         assert!(release(endpoint, held));
     }
     pushed
@@ -345,7 +345,7 @@ pub(super) fn reply_inline(
     id: RequestId,
     at: (u64, bool),
     msg_id: i32,
-) -> Option<Pushed> {
+) -> Option<ReplyOutcome> {
     let word = u64::from(msg_id.cast_unsigned());
     endpoint.push_inline_reply(id, at.0, at.1, word << 32, &word.to_ne_bytes().repeat(6))
 }

@@ -1,27 +1,30 @@
 //! The ring for one writer and many readers: each reader gets every message, in order.
 //!
-//! Slots are those of `spsc`: the word, the ids and 48 bytes in a line, and a second line. Readers take nothing away. Each has a
-//! line of its own, its **cursor line**, and says there how far it is; the writer looks at all of them once in a while, and moves
-//! the **gate**: positions before it are overwritten, and their buffers are free.
+//! The slots are those of `spsc`: the word, the ids and 48 bytes in a line, and a second line. Readers remove nothing. Each
+//! reader has a line of its own, the **cursor line**, in which it publishes its position. From time to time the writer
+//! reads all of them and moves the **gate**: positions before it may be overwritten, and their buffers are free.
 //!
 //! | | `wait`, `evict` | `skip` |
 //! |---|---|---|
-//! | the gate is at | the slowest reader | the ring's length less one behind the newest message |
-//! | a buffer is kept from reuse by | the cursor, which stays at the oldest message that its reader holds | a **hold**, a word of the cursor line |
-//! | a reader that the gate has passed | is evicted, or breaks the rules | goes on with the newest message |
+//! | the gate is at | the slowest reader | the newest message, less the length of the ring less one |
+//! | a buffer is kept from reuse by | the cursor, which stays at the oldest message that its reader holds | a **hold**, a
+//! word of the cursor line |
+//! | a reader that the gate has passed | is evicted, or breaks the protocol | continues with the newest message |
 //!
-//! Nothing here is taken back after a death: the bit of a reader in `SUBSCRIBERS` counts while the participant that set it, which its
-//! cursor line names, has its seat and was not evicted. What the writer knows privately its successor finds in the slots and
-//! owner words ([`Broadcast::resume_writer`]).
+//! Nothing here has to be recovered after a death. The bit of a reader in `SUBSCRIBERS` counts only while the participant
+//! that set it, which its cursor line names, has its seat and was not evicted. A writer's private state is reconstructed by
+//! its successor from the slots and owner words ([`Broadcast::resume_writer`]).
 //!
 //! Pairs, besides `PUBLISH`:
 //! - `PASSED`: a reader's Release of its cursor or hold, the writer's Acquire of it: the reader is done with the bytes.
-//! - `JOIN`: a reader sets its bit, SeqCst fence, looks at the gate; the writer moves the gate, SeqCst fence, looks at the bits. One sees
-//!   the other, so a newcomer's first message is kept, or it begins at the gate.
-//! - `HOLD`: a reader stores a hold, SeqCst fence, looks at the gate; the writer moves the gate, SeqCst fence, looks at the holds. One
-//!   sees the other, so a buffer is kept, or its reader is told that it was overtaken.
-//! - `OPEN`: the writer's Release of `tail` and of the gate, a reader's Acquire of them: who begins there sees the slots.
-//! - `OVERWRITE`: the writer marks a slot, Release fence, writes its bytes; a reader copies them, Acquire fence, looks for the mark.
+//! - `JOIN`: a reader sets its bit, SeqCst fence, reads the gate; the writer moves the gate, SeqCst fence, reads the bits.
+//!   One sees the other, so a newcomer's first message is kept, or it begins at the gate.
+//! - `HOLD`: a reader stores a hold, SeqCst fence, reads the gate; the writer moves the gate, SeqCst fence, reads the
+//!   holds. One sees the other, so a buffer is kept, or its reader finds that it was overtaken.
+//! - `OPEN`: the writer's Release of `tail` and of the gate, a reader's Acquire of them: a reader that begins there sees
+//!   the slots.
+//! - `OVERWRITE`: the writer marks a slot, Release fence, writes its bytes; a reader copies them, Acquire fence, checks for
+//!   the mark.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -36,14 +39,14 @@ use crate::segment::{Lines, prefetch_shared};
 use crate::sync::{AtomicU64, Ordering, fence};
 
 const CURSOR: usize = 0;
-/// Beside the count: whose line it is, so that the next participant in the seat is no reader before it subscribes.
+/// Next to the count: the participant of the line, so that the next one in the seat is not a reader before it subscribes.
 const LOST: usize = 1;
 const HOLDS: usize = 2;
-/// Messages in buffers that a reader of a ring with `skip` can hold at once.
+/// Maximum number of messages in buffers that a reader of a ring with `skip` can hold.
 pub(crate) const HOLDS_MAX: usize = 6;
-/// The writer looks at the cursors after as many messages, at most.
+/// Maximum number of messages after which the writer reads the cursors.
 const STRIDE_MAX: u64 = 64;
-/// Looks at the newest message, each of which the writer overtakes, before a reader gives up for now.
+/// How often a reader tries to read the newest message while the writer overtakes it each time.
 const ROUNDS_MAX: usize = 1_000;
 
 #[derive(Clone, Debug)]
@@ -54,45 +57,45 @@ pub(crate) struct Broadcast {
     rules: BroadcastConfig,
 }
 
-/// A message in a buffer that was sent: what its writer needs to free it.
+/// A sent message in a buffer, with what its writer needs to free it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Kept {
+pub(crate) struct PublishedMessage {
     pub(crate) cell: u32,
     /// The owner word of the MSG buffer.
     pub(crate) owner: u64,
-    /// The DATA buffer, as its cell has it.
+    /// The DATA buffer, as in the cell.
     pub(crate) data: u64,
 }
 
-/// The writer's own state.
+/// The writer's private state.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
-    /// Where the next message goes; always right.
+    /// The position of the next message; always exact.
     tail: Cell<u64>,
     /// Positions before it may be overwritten, and their buffers are free or held.
     gate: Cell<u64>,
-    /// Messages that may be sent before the cursors are looked at.
+    /// Number of messages that may be sent before the cursors must be read.
     credit: Cell<u64>,
-    /// What lies in buffers from the gate on, oldest first.
-    kept: RefCell<VecDeque<(u64, Kept)>>,
-    /// What lies in buffers before the gate, and readers hold it.
-    held: RefCell<Vec<Kept>>,
-    /// The cells that readers hold: scratch memory, so that none is allocated each time.
+    /// Messages in buffers from the gate on, oldest first.
+    kept: RefCell<VecDeque<(u64, PublishedMessage)>>,
+    /// Messages in buffers before the gate that readers hold.
+    held: RefCell<Vec<PublishedMessage>>,
+    /// The cells that readers hold: scratch memory, to avoid an allocation.
     holds: RefCell<Vec<u64>>,
-    /// Since when readers hold the writer up, and where it was then.
+    /// The position at which readers block the writer, and since when.
     held_up: Cell<Option<(u64, Instant)>>,
 }
 
-/// A reader's own state.
+/// A reader's private state.
 #[derive(Debug)]
 pub(crate) struct Reader {
     word: SeatWord,
     line: Lines,
-    /// Where the next message comes from.
+    /// The position of the next message.
     next: Cell<u64>,
-    /// The oldest message that it holds, or `next`: what its cursor says.
+    /// The oldest message that it holds, or `next`. This is the value of its cursor.
     oldest: Cell<u64>,
-    /// Of the positions after `oldest` and before `next`: whether their messages have ended.
+    /// For the positions after `oldest` and before `next`: whether their messages were released.
     ended: RefCell<VecDeque<bool>>,
     /// The holds in use, as bits.
     holds: Cell<u8>,
@@ -101,11 +104,11 @@ pub(crate) struct Reader {
     long: Cell<bool>,
 }
 
-/// What keeps a message in a buffer from reuse, until it ends: a position, or the number of a hold.
+/// What keeps a received message from reuse until it is released: its position, or the number of a hold.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Token(pub(crate) u64);
 
-/// Why a reader got nothing.
+/// The reason why a reader got no message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum TakeError {
     Wild(Wild),
@@ -119,8 +122,8 @@ impl From<Wild> for TakeError {
     }
 }
 
-/// What a reader finds at its position.
-enum Found {
+/// The state of the slot at a reader's position.
+enum SlotState {
     Here(Entry, u64),
     NotYet,
     Overtaken,
@@ -142,7 +145,7 @@ impl Broadcast {
         self.rules.slow == SlowReaders::Skip
     }
 
-    /// How long a reader may hold the writer up.
+    /// How long a reader may block the writer.
     pub(crate) fn evicts_after(&self) -> Option<Duration> {
         let limit = Duration::from_millis(self.rules.evict_after_ms.into());
         (self.rules.slow == SlowReaders::Evict).then_some(limit)
@@ -160,26 +163,27 @@ impl Broadcast {
         self.words.control(TAIL)
     }
 
-    /// All readers.
+    /// Participants that are subscribed, and still have their seats.
     pub(crate) fn readers<'a>(
         &'a self,
         seats: &'a Seats,
     ) -> impl Iterator<Item = (SeatIndex, SeatWord)> + 'a {
-        // JOIN: Acquire, so that a newcomer's cursor line and seat are seen with its bit.
+        // JOIN: Acquire, so that a newcomer's cursor line and seat are visible with its bit.
         let subscribed = seats.readers(self.subscribers().load(Ordering::Acquire));
         subscribed.filter(|(seat, word)| {
             word.is_own(self.cursors[seat.as_usize()].word(LOST).load(Ordering::Relaxed))
         })
     }
 
-    /// How many messages were sent before the oldest that a newcomer may get, and all that were sent: for an onlooker.
+    /// The position of the oldest message that newcomers get, and of the next message to be sent; for observers.
     pub(super) fn extent(&self) -> (u64, u64) {
         let tail = self.tail().load(Ordering::Acquire);
         let behind = tail.wrapping_sub(self.gate().load(Ordering::Acquire));
         (tail.wrapping_sub(behind.min(self.words.capacity()).min(tail)), tail)
     }
 
-    /// How many messages a reader has before it, and how many it has lost: for an onlooker. `None`: it is no reader.
+    /// Number of messages that a reader has not received, and that it has lost; for observers. `None` if it is not a
+    /// reader.
     pub(crate) fn place_of(&self, who: &Participant, seats: &Seats) -> Option<(u64, u64)> {
         let (seat, _) = self.readers(seats).find(|(seat, _)| *seat == who.seat)?;
         let (oldest, tail) = self.extent();
@@ -189,29 +193,29 @@ impl Broadcast {
         Some((tail.wrapping_sub(self.clamp(cursor, oldest, tail)), lost))
     }
 
-    /// How many messages all readers have received: for an onlooker.
+    /// Number of messages that all readers have received; for observers.
     pub(crate) fn received(&self, seats: &Seats) -> u64 {
         let (oldest, tail) = self.extent();
         self.slowest(seats, oldest, tail)
     }
 }
 
-/// The writer's steps.
+/// The steps of the writer.
 impl Broadcast {
-    /// Takes up the writer's role where the last one left it. `kept` says what to free for an entry in a buffer; `all` are the
-    /// messages in buffers that any writer has sent, of which those that are not in the ring any more are freed.
+    /// Takes the writer's role where the last writer stopped. `kept` returns what to free for an entry in a buffer. `all`
+    /// are the messages in buffers that any writer has sent; those that are no longer in the ring are freed.
     pub(crate) fn resume_writer(
         &self,
         seats: &Seats,
-        kept: impl Fn(Entry) -> Option<Kept>,
-        all: impl Iterator<Item = Kept>,
-        free: impl FnMut(Kept),
+        kept: impl Fn(Entry) -> Option<PublishedMessage>,
+        all: impl Iterator<Item = PublishedMessage>,
+        free: impl FnMut(PublishedMessage),
     ) -> Writer {
         let capacity = self.words.capacity();
         let mut tail = self.tail().load(Ordering::Acquire);
-        // It may have died between the slot and `tail`.
+        // The last writer may have died between the slot and `tail`.
         for _ in 0..capacity {
-            if !matches!(self.find(tail), Found::Here(..)) {
+            if !matches!(self.find(tail), SlotState::Here(..)) {
                 break;
             }
             tail = tail.wrapping_add(1);
@@ -223,7 +227,7 @@ impl Broadcast {
         let me = Writer::default();
         me.tail.set(tail);
         me.gate.set(oldest);
-        // Newcomers of which the last writer knew may be before its gate.
+        // Newcomers that the last writer knew may be before its gate.
         let gate =
             if self.skips() { history } else { self.slowest(seats, oldest, tail).min_by(oldest, history) };
         self.gate().store(gate, Ordering::Release);
@@ -234,10 +238,11 @@ impl Broadcast {
         let mut in_ring = me.kept.borrow_mut();
         in_ring.reserve(usize::try_from(capacity).unwrap_or(0).min(1 << 16));
         let mut cells = std::collections::BTreeSet::new();
-        // The newest first: a reader that died, or lies, can hold the gate before what was freed and sent again since.
+        // The newest first: a reader that died, or breaks the protocol, can keep the gate before a buffer that was freed
+        // and sent again since.
         for i in 1..=tail.wrapping_sub(gate) {
             let position = tail.wrapping_sub(i);
-            if let Found::Here(entry, _) = self.find(position)
+            if let SlotState::Here(entry, _) = self.find(position)
                 && !entry.is_inline()
                 && let Some(kept) = kept(entry)
                 && cells.insert(kept.cell)
@@ -251,7 +256,7 @@ impl Broadcast {
         me
     }
 
-    /// A position that another participant wrote, as one of ours would have: from `oldest` to `newest`.
+    /// Clamps a position that another participant wrote to the range from `oldest` to `newest`.
     fn clamp(&self, wild: u64, oldest: u64, newest: u64) -> u64 {
         let behind = newest.wrapping_sub(wild);
         if behind <= newest.wrapping_sub(oldest) {
@@ -263,7 +268,8 @@ impl Broadcast {
         }
     }
 
-    /// How far the slowest reader is. One that says what it must not holds up as much as one that has just joined, or nothing.
+    /// The position of the slowest reader. A reader with an impossible position blocks no more than a new one, or not at
+    /// all.
     fn slowest(&self, seats: &Seats, oldest: u64, tail: u64) -> u64 {
         let cursors = self.readers(seats).map(|(seat, _)| {
             // PASSED
@@ -273,7 +279,7 @@ impl Broadcast {
         cursors.fold(tail, |slowest, cursor| slowest.min_by(oldest, cursor))
     }
 
-    /// The readers without which the gate would move: none if it is where the history begins.
+    /// The readers that keep the gate from moving: none if it is at the beginning of the history.
     pub(crate) fn holding_up(&self, me: &Writer, seats: &Seats) -> Vec<(SeatIndex, SeatWord)> {
         let (gate, tail) = (me.gate.get(), me.tail.get());
         if self.skips() || tail.wrapping_sub(gate) <= self.rules.history.into() {
@@ -286,8 +292,8 @@ impl Broadcast {
         self.readers(seats).filter(is_slowest).collect()
     }
 
-    /// Whether readers have held the writer up for longer than they may: since it first found no room for the message that it
-    /// still has, whoever they were then.
+    /// Whether readers have blocked the writer for longer than `limit`: since it first found no room for its current
+    /// message, whichever readers they were.
     pub(crate) fn is_patience_over(&self, me: &Writer, limit: Duration) -> bool {
         let (tail, now) = (me.tail.get(), Instant::now());
         let since = me.held_up.get().filter(|(at, _)| *at == tail).map_or(now, |(_, since)| since);
@@ -295,9 +301,14 @@ impl Broadcast {
         now.duration_since(since) >= limit
     }
 
-    /// Makes room for a message.
+    /// Makes room for a message, if there is none.
     #[inline(always)]
-    pub(crate) fn make_room(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) -> Result<(), Full> {
+    pub(crate) fn make_room(
+        &self,
+        me: &Writer,
+        seats: &Seats,
+        free: impl FnMut(PublishedMessage),
+    ) -> Result<(), Full> {
         match me.credit.get().checked_sub(1) {
             Some(credit) => {
                 me.credit.set(credit);
@@ -307,10 +318,10 @@ impl Broadcast {
         }
     }
 
-    /// Looks how far the readers are, frees what all have passed, and makes room.
+    /// Reads the cursors, frees what all readers have passed, and makes room.
     #[cold]
     #[inline(never)]
-    fn look(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) -> Result<(), Full> {
+    fn look(&self, me: &Writer, seats: &Seats, free: impl FnMut(PublishedMessage)) -> Result<(), Full> {
         let capacity = self.words.capacity();
         let stride = (capacity / 4).clamp(1, STRIDE_MAX);
         if self.skips() {
@@ -324,8 +335,8 @@ impl Broadcast {
         Ok(())
     }
 
-    /// Moves the gate to the slowest reader. `false`: it is there already.
-    fn advance(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) -> bool {
+    /// Moves the gate to the slowest reader. Returns `false` if it is there already.
+    fn advance(&self, me: &Writer, seats: &Seats, free: impl FnMut(PublishedMessage)) -> bool {
         let (tail, old) = (me.tail.get(), me.gate.get());
         let history = tail.wrapping_sub(tail.wrapping_sub(old).min(self.rules.history.into()));
         let gate = self.slowest(seats, old, tail).min_by(old, history);
@@ -341,8 +352,8 @@ impl Broadcast {
         gate != old
     }
 
-    /// Frees what lies before the gate.
-    fn pass_gate(&self, me: &Writer, mut free: impl FnMut(Kept)) {
+    /// Frees messages before the gate.
+    fn pass_gate(&self, me: &Writer, mut free: impl FnMut(PublishedMessage)) {
         let (tail, gate) = (me.tail.get(), me.gate.get());
         let open = tail.wrapping_sub(gate);
         let mut kept = me.kept.borrow_mut();
@@ -360,8 +371,8 @@ impl Broadcast {
         }
     }
 
-    /// Moves the gate of a ring with `skip`, and frees what is before it and no reader holds.
-    fn retire(&self, me: &Writer, gate: u64, seats: &Seats, free: impl FnMut(Kept)) {
+    /// Moves the gate of a ring with `skip`, and frees messages before it that no reader holds.
+    fn retire(&self, me: &Writer, gate: u64, seats: &Seats, free: impl FnMut(PublishedMessage)) {
         me.gate.set(gate);
         self.gate().store(gate, Ordering::Release);
         self.pass_gate(me, |_| {});
@@ -370,8 +381,8 @@ impl Broadcast {
         }
     }
 
-    /// Frees what is before the gate and no reader holds.
-    fn sweep(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(Kept)) {
+    /// Frees messages before the gate that no reader holds.
+    fn sweep(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(PublishedMessage)) {
         // HOLD
         fence(Ordering::SeqCst);
         let mut holds = me.holds.borrow_mut();
@@ -393,9 +404,14 @@ impl Broadcast {
         });
     }
 
-    /// Frees messages because the writer has found no free buffer. `false`: there is none that it may free. The last ones, which
-    /// newcomers get, stay.
-    pub(crate) fn make_free(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(Kept)) -> bool {
+    /// Frees messages because the writer has found no free buffer. Returns `false` if there is none that may be freed. The
+    /// history for newcomers stays.
+    pub(crate) fn make_free(
+        &self,
+        me: &Writer,
+        seats: &Seats,
+        mut free: impl FnMut(PublishedMessage),
+    ) -> bool {
         if !self.skips() {
             return self.advance(me, seats, free);
         }
@@ -418,7 +434,14 @@ impl Broadcast {
 
     /// Sends a message in a MSG buffer. There must be room.
     #[inline(always)]
-    pub(crate) fn push(&self, me: &Writer, entry: Entry, kept: Kept, seats: &Seats, free: impl FnMut(Kept)) {
+    pub(crate) fn push(
+        &self,
+        me: &Writer,
+        entry: Entry,
+        kept: PublishedMessage,
+        seats: &Seats,
+        free: impl FnMut(PublishedMessage),
+    ) {
         me.kept.borrow_mut().push_back((me.tail.get(), kept));
         self.publish(me, entry, seats, free);
     }
@@ -431,7 +454,7 @@ impl Broadcast {
         ids: u64,
         msg: &[u8],
         seats: &Seats,
-        free: impl FnMut(Kept),
+        free: impl FnMut(PublishedMessage),
     ) {
         let tail = me.tail.get();
         let before = self.words.lap(tail).wrapping_sub(1);
@@ -443,30 +466,31 @@ impl Broadcast {
     }
 
     #[inline(always)]
-    fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(Kept)) {
+    fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(PublishedMessage)) {
         let (tail, next) = (me.tail.get(), me.tail.get().wrapping_add(1));
         self.words.publish(tail, entry);
         me.tail.set(next);
         // OPEN
         self.tail().store(next, Ordering::Release);
         if self.skips() && next.wrapping_sub(me.gate.get()) >= self.words.capacity() {
-            // One slot less than there are: the next message has its slot, and one of two slots is the latest message's.
+            // One slot less than the capacity: the next message has its own slot, and of two slots one has the latest
+            // message.
             let stride = (self.words.capacity() / 8).clamp(1, STRIDE_MAX);
             let least = (self.words.capacity() - stride).max(self.rules.history.into()).max(1);
             self.retire(me, next.wrapping_sub(least), seats, free);
         }
     }
 
-    /// Frees all messages, whatever readers have not received: for a link that is emptied.
-    pub(crate) fn forget(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(Kept)) {
+    /// Frees all messages, even those that readers have not received, for a link that is emptied.
+    pub(crate) fn forget(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(PublishedMessage)) {
         me.gate.set(me.tail.get());
         self.gate().store(me.tail.get(), Ordering::Release);
         self.pass_gate(me, &mut free);
         self.sweep(me, seats, free);
     }
 
-    /// Frees what all have passed, because the writer leaves.
-    pub(crate) fn settle(&self, me: &Writer, seats: &Seats, free: impl FnMut(Kept)) {
+    /// Frees what all readers have passed, because the writer detaches.
+    pub(crate) fn settle(&self, me: &Writer, seats: &Seats, free: impl FnMut(PublishedMessage)) {
         if self.skips() {
             self.sweep(me, seats, free);
         } else {
@@ -480,7 +504,7 @@ fn hold_of(cell: u32) -> u64 {
     u64::from(cell) + 1
 }
 
-/// The nearer of two positions to one that is before both.
+/// The nearer of two positions, as seen from one before both.
 trait Position {
     fn min_by(self, from: u64, other: Self) -> Self;
 }
@@ -491,9 +515,9 @@ impl Position for u64 {
     }
 }
 
-/// The readers' steps.
+/// The steps of the readers.
 impl Broadcast {
-    /// Takes up the place of a reader, for the new participant `who`.
+    /// Subscribes the new participant `who` as a reader.
     pub(crate) fn subscribe(&self, who: &Participant) -> Reader {
         let seat = who.seat;
         self.unsubscribe(seat);
@@ -506,7 +530,7 @@ impl Broadcast {
         let first = tail.wrapping_sub(tail.min(self.rules.history.into()));
         let first = later(first, self.gate().load(Ordering::Acquire));
         line[0].word(CURSOR).store(first, Ordering::Relaxed);
-        // JOIN: Release, so that who sees the bit sees the line and the seat.
+        // JOIN: Release, so that a thread that sees the bit also sees the line and the seat.
         self.subscribers().fetch_or(seat.bit(), Ordering::Release);
         fence(Ordering::SeqCst);
         let first = later(first, self.gate().load(Ordering::Acquire));
@@ -523,39 +547,39 @@ impl Broadcast {
         }
     }
 
-    /// Gives the place of a reader up. Only for the participant in `seat`: its predecessor's bit counts for nothing.
+    /// Unsubscribes a reader. Only for the participant in `seat`: a bit of its predecessor does not count.
     pub(crate) fn unsubscribe(&self, seat: SeatIndex) {
         // PASSED
         self.subscribers().fetch_and(!seat.bit(), Ordering::Release);
     }
 
-    fn find(&self, position: u64) -> Found {
+    fn find(&self, position: u64) -> SlotState {
         // PUBLISH
         let word = self.words.line(position).word(0).load(Ordering::Acquire);
         let (lap, entry) = Entry::split(word);
         match lap.wrapping_sub(self.words.lap(position)).cast_signed() {
-            0 if entry == Entry::WRITING => Found::Overtaken,
-            0 => Found::Here(entry, word),
-            -1 => Found::NotYet,
-            1.. => Found::Overtaken,
-            _ => Found::Wild,
+            0 if entry == Entry::WRITING => SlotState::Overtaken,
+            0 => SlotState::Here(entry, word),
+            -1 => SlotState::NotYet,
+            1.. => SlotState::Overtaken,
+            _ => SlotState::Wild,
         }
     }
 
-    /// Whether a message waits for this reader.
+    /// Whether this reader can receive a message.
     #[inline]
     pub(crate) fn has_message(&self, me: &Reader) -> bool {
-        !matches!(self.find(me.next.get()), Found::NotYet)
+        !matches!(self.find(me.next.get()), SlotState::NotYet)
     }
 
-    /// Messages that wait for this reader.
+    /// Number of messages that this reader can receive.
     pub(crate) fn waiting(&self, me: &Reader) -> u64 {
         let waiting = self.tail().load(Ordering::Acquire).wrapping_sub(me.next.get());
         if waiting.cast_signed() < 0 { 0 } else { waiting.min(self.words.capacity()) }
     }
 
-    /// Takes the next message: `inline` copies one that lies in its slot, `pooled` opens one in a buffer, which stays until the
-    /// token is [released](Self::release); the caller does that too if it cannot use the message.
+    /// Receives the next message: `inline` copies a message in a slot, `pooled` opens one in a buffer, which is kept until
+    /// the token is [released](Self::release). The caller must also release it if it cannot use the message.
     #[inline(always)]
     pub(crate) fn take<T>(
         &self,
@@ -569,7 +593,7 @@ impl Broadcast {
                 prefetch_shared(self.words.lines(position).second());
             }
             match self.find(position) {
-                Found::Here(entry, word) if entry.is_inline() => {
+                SlotState::Here(entry, word) if entry.is_inline() => {
                     let copied = inline(entry, self.words.lines(position));
                     // OVERWRITE
                     fence(Ordering::Acquire);
@@ -581,15 +605,15 @@ impl Broadcast {
                         return copied.map(Some).map_err(TakeError::Wild);
                     }
                 }
-                Found::Here(entry, _) => {
+                SlotState::Here(entry, _) => {
                     if let Some(token) = self.hold(me, position, entry)? {
                         return pooled(entry, token).map(Some).map_err(TakeError::Wild);
                     }
                 }
-                Found::NotYet => return Ok(None),
-                Found::Overtaken => {}
-                Found::Wild => {
-                    // What is wrong is passed: it is reported once.
+                SlotState::NotYet => return Ok(None),
+                SlotState::Overtaken => {}
+                SlotState::Wild => {
+                    // A damaged message is passed, so that it is reported once.
                     self.resume_at(me, position.wrapping_add(1));
                     return Err(Wild("a slot of a lap that was never reached").into());
                 }
@@ -602,18 +626,18 @@ impl Broadcast {
         Ok(None)
     }
 
-    /// Whether a message may still be received.
+    /// Whether the message at a position may still be received.
     #[inline]
     fn is_open(&self, position: u64) -> bool {
         !self.skips() || position.wrapping_sub(self.gate().load(Ordering::Acquire)).cast_signed() >= 0
     }
 
-    /// Keeps the buffer of the message at `position` from reuse. `None`: it was overtaken.
+    /// Keeps the buffer of the message at `position` from reuse. Returns `None` if it was overtaken.
     #[inline]
     fn hold(&self, me: &Reader, position: u64, entry: Entry) -> Result<Option<Token>, TakeError> {
         if !self.skips() {
             if me.oldest.get() != position {
-                // More than the ring holds: a writer that breaks the rules.
+                // More than the ring holds: the writer breaks the protocol.
                 if position.wrapping_sub(me.oldest.get()) >= self.words.capacity() {
                     self.resume_at(me, position);
                     return Err(Wild("more messages than the ring holds").into());
@@ -628,7 +652,7 @@ impl Broadcast {
             return Err(TakeError::Holding);
         }
         let word = me.line[0].word(HOLDS + hold as usize);
-        // PASSED: Release, because the writer that sees this hold sees that the one before it has ended.
+        // PASSED: Release, because a writer that sees this hold also sees that the one before it was released.
         word.store(hold_of(entry.wild_cell()), Ordering::Release);
         // HOLD
         fence(Ordering::SeqCst);
@@ -641,7 +665,7 @@ impl Broadcast {
         Ok(Some(Token(hold.into())))
     }
 
-    /// Ends a message in a buffer.
+    /// Releases a message in a buffer.
     #[inline(always)]
     pub(crate) fn release(&self, me: &Reader, Token(token): Token) {
         if self.skips() {
@@ -663,12 +687,12 @@ impl Broadcast {
         }
     }
 
-    /// Passes a message that holds nothing.
+    /// Passes a message without a buffer.
     #[inline(always)]
     fn pass(&self, me: &Reader, position: u64) {
         me.next.set(position.wrapping_add(1));
         if self.skips() {
-            // For onlookers.
+            // For observers.
             me.line[0].word(CURSOR).store(me.next.get(), Ordering::Relaxed);
         } else if me.oldest.get() == position {
             self.end_oldest(me);
@@ -677,7 +701,7 @@ impl Broadcast {
         }
     }
 
-    /// The oldest message has ended: so have those after it, up to the first that has not.
+    /// The oldest message was released, with those after it, up to the first that was not.
     #[inline(always)]
     fn end_oldest(&self, me: &Reader) {
         let mut oldest = me.oldest.get().wrapping_add(1);
@@ -692,11 +716,11 @@ impl Broadcast {
         me.line[0].word(CURSOR).store(oldest, Ordering::Release);
     }
 
-    /// Goes on with the newest message, and counts those between.
+    /// Continues with the newest message, and counts the lost ones.
     #[cold]
     fn catch_up(&self, me: &Reader, position: u64) {
         let newest = self.tail().load(Ordering::Acquire).wrapping_sub(1);
-        // At least one further, whatever a peer that breaks the rules says.
+        // At least one position further, even if a peer breaks the protocol.
         let next = later(position.wrapping_add(1), newest);
         let lost = me.lost.get().saturating_add(next.wrapping_sub(position));
         me.lost.set(lost);
@@ -704,7 +728,7 @@ impl Broadcast {
         self.resume_at(me, next);
     }
 
-    /// Forgets what it holds by its cursor, and goes on elsewhere.
+    /// Forgets what it holds by its cursor, and continues at another position.
     fn resume_at(&self, me: &Reader, next: u64) {
         me.next.set(next);
         me.oldest.set(next);
@@ -714,7 +738,7 @@ impl Broadcast {
 }
 
 impl Reader {
-    /// Messages that it did not get because it was overtaken.
+    /// Number of messages that the reader lost because it was overtaken.
     pub(crate) fn lost(&self) -> u64 {
         self.lost.get()
     }
@@ -777,7 +801,7 @@ mod tests {
         let newcomer = sits_down(&core, Side::Secondary);
         assert_eq!(newcomer.seat, dead.seat, "the bit of the dead one is still there");
         assert_eq!((ring.readers(&core.seats).count(), ring.place_of(&newcomer, &core.seats)), (0, None));
-        // Nor does the place of the dead one hold the writer up.
+        // And the dead reader's position does not block the writer.
         (0..20).for_each(|_| send(&writer, ring));
         let newcomer = Endpoint::new(&core, newcomer);
         assert_eq!(ring.place_of(&newcomer.me, &core.seats), Some((0, 0)));
@@ -785,7 +809,7 @@ mod tests {
         assert!(take(&newcomer, ring).is_some());
     }
 
-    /// An entry names its buffer's epoch by the low 12 bits, and a ring can be longer than that.
+    /// An entry has the low 12 bits of its buffer's epoch, and a ring can be longer than that.
     #[test]
     #[cfg_attr(miri, ignore = "more than 4,096 messages take minutes")]
     fn successor_frees_a_buffer_that_was_sent_again_when_all_are_past_the_last_time() {

@@ -1,22 +1,23 @@
-//! Reply slots: where the replies to a request wait for the client that made it.
+//! Reply slots, in which the replies to a request wait for the client that made it.
 //!
-//! Each seat has a few slots, one line each, and each request of the client in that seat has one of them until it is over.
-//! The server that took the request writes replies there, the client takes them out; no other participant writes a slot but
-//! one that recovers either of the two.
+//! Each seat has a few slots, one line each. A request of the client in that seat has one of them until it is over. The
+//! server that took the request writes replies there, and the client takes them. No other participant writes to a slot,
+//! except to recover one of the two.
 //!
 //! ```text
 //! word 0     | number 40 | process id of the server 22 | status 2 |
 //! words 1-7  | number, low 30 | last 1 | full 1 | entry 32 |
 //! ```
 //!
-//! The **number** grows with each request made in a slot, whoever sits there, so it also tells the participants of a seat
-//! apart. A reply is published by one exchange of a word that was empty, in which the server first looked at the status: a
-//! client that drops its request changes the status and then every word, so the exchange of a late server fails.
+//! The **number** grows with each request in a slot, whichever participant makes it, so it also distinguishes the
+//! successive participants of a seat. A reply is published by one exchange of an empty word, after the server has read the
+//! status. A client that drops its request changes the status first and then every word, so the exchange of a late server
+//! fails.
 //!
-//! Pairs, named the same at both ends:
+//! Pairs of orderings, with the same name at both ends:
 //! - `REPLY`: the server's Release on a reply word, the client's Acquire of it: payload and descriptor are visible.
-//! - `ROOM`: the client's Release on a reply word, the server's Acquire of it: the client has taken the reply before.
-//! - `OVER`: Release on the status by whoever ends a request, Acquire by the other side.
+//! - `ROOM`: the client's Release on a reply word, the server's Acquire of it: the client has taken the previous reply.
+//! - `OVER`: Release on the status by the side that ends a request, Acquire by the other side.
 
 use super::entry::Entry;
 use super::{Look, Owners, Wild};
@@ -24,9 +25,9 @@ use crate::participant::SeatIndex;
 use crate::segment::Lines;
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 
-/// Replies of one request that can wait in its slot.
+/// Maximum number of replies to one request that can wait in its slot.
 pub(crate) const REPLIES: u64 = if cfg!(loom) { 2 } else { WORDS_PER_LINE as u64 - 1 };
-/// The most slots that a seat can have.
+/// Maximum number of slots of a seat.
 pub(crate) const WINDOW_MAX: u32 = 64;
 
 const STATUS_BITS: u32 = 2;
@@ -47,10 +48,10 @@ const fn low(value: u64, bits: u32) -> u64 {
     value & ((1 << bits) - 1)
 }
 
-/// Rounds of an exchange that only a recoverer or a hostile peer can make fail.
+/// Rounds of an exchange that only a recovery or a hostile peer can make fail.
 const ROUNDS_MAX: u32 = 8;
 
-/// Which request it is: the seat of its client, the slot there, and the number of the request in that slot.
+/// The identity of a request: the seat of its client, the slot there, and the number of the request in that slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct RequestId {
     pub(crate) seat: SeatIndex,
@@ -59,12 +60,12 @@ pub(crate) struct RequestId {
 }
 
 impl RequestId {
-    /// The word with which it travels: `| number 40 | slot 8 | seat 8 | 0 |`.
+    /// The word by which it is sent: `| number 40 | slot 8 | seat 8 | 0 |`.
     pub(crate) fn word(self) -> u64 {
         self.number << NUMBER_SHIFT | u64::from(self.slot) << 16 | u64::from(self.seat.value()) << 8
     }
 
-    /// Reads a word of shared memory. Whether the link has such a slot is not checked.
+    /// Reads a word of shared memory. It is not checked whether the link has such a slot.
     pub(crate) fn from_wild(word: u64) -> Option<Self> {
         if low(word, 8) != 0 {
             return None;
@@ -76,10 +77,10 @@ impl RequestId {
     }
 }
 
-/// How a request stands.
+/// The status of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Status {
-    /// Replies may come.
+    /// The request is open, and can get replies.
     Pending,
     /// The server with this process id took it and died.
     ServerDied(u32),
@@ -89,24 +90,24 @@ pub(crate) enum Status {
     Over,
 }
 
-/// What became of a reply.
+/// The result of sending a reply.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Pushed {
+pub(crate) enum ReplyOutcome {
     Sent,
-    /// So many replies wait already.
+    /// The maximum number of replies waits already.
     Full,
-    /// Nobody waits for it any more.
+    /// The client does not wait any more.
     Unwanted,
 }
 
-/// A reply that was made ours.
+/// A reply that this participant owns now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Taken {
+pub(crate) struct TakenReply {
     pub(crate) entry: Entry,
-    /// Its owner word before.
+    /// Its owner word before it was taken.
     pub(crate) word: u64,
     pub(crate) is_last: bool,
-    /// It is of an earlier request in the slot: its server was evicted and went on.
+    /// It belongs to an earlier request in the slot: its server was evicted and resumed.
     pub(crate) is_stale: bool,
 }
 
@@ -117,18 +118,18 @@ pub(crate) struct ReplySlots {
     window: usize,
 }
 
-/// One slot.
+/// One slot, in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplySlot<'a>(&'a Line);
 
 impl ReplySlots {
-    /// `lines` must hold `window` lines for each seat.
+    /// `lines` must have `window` lines for each seat.
     pub(crate) fn new(lines: Lines, window: usize) -> Self {
         debug_assert_eq!(lines.len(), window * crate::participant::MAX_SEATS);
         Self { lines, window }
     }
 
-    /// The slot of a request; `None` when this link has no such slot.
+    /// The slot of a request; `None` if this link has no such slot.
     #[inline]
     pub(crate) fn slot(&self, id: RequestId) -> Option<ReplySlot<'_>> {
         (usize::from(id.slot) < self.window).then(|| self.at(id.seat, usize::from(id.slot)))
@@ -161,17 +162,17 @@ impl<'a> ReplySlot<'a> {
         (0..REPLIES).map(move |i| self.reply(i))
     }
 
-    /// Begins a request, and returns its number. Only for the client, in a slot that it does not use.
+    /// Opens a request, and returns its number. Only for the client, in a slot that it does not use.
     pub(crate) fn open(self) -> u64 {
         let status = self.status_word();
         let number = low((status.load(Ordering::Relaxed) >> NUMBER_SHIFT).wrapping_add(1), NUMBER_BITS);
-        // A store: the slot is idle, and of an idle slot only its client changes the status. Release pairs with the Acquire of `end`:
-        // a late recoverer of the seat's last participant that reads this number sees that we have the seat.
+        // A store suffices: only its client changes the status of an idle slot. Release pairs with the Acquire of `end`: a
+        // late recovery of the seat's last participant that reads this number sees that we have the seat.
         status.store(number << NUMBER_SHIFT | PENDING, Ordering::Release);
         number
     }
 
-    /// How request `number` stands.
+    /// The status of request `number`.
     #[inline]
     pub(crate) fn status(self, number: u64) -> Status {
         // OVER
@@ -186,7 +187,7 @@ impl<'a> ReplySlot<'a> {
         }
     }
 
-    /// Whether a reply, or room for one, is to be looked for: something is at `position`.
+    /// Whether there is something at `position`: for the client a reply, for the server a reply that was not taken.
     #[inline]
     pub(crate) fn has_reply(self, position: u64) -> bool {
         self.reply(position).load(Ordering::Relaxed) & FULL != 0
@@ -194,37 +195,37 @@ impl<'a> ReplySlot<'a> {
 
     /// Sends a reply. `position` counts the replies to this request.
     #[inline]
-    pub(crate) fn push(self, number: u64, position: u64, is_last: bool, entry: Entry) -> Pushed {
+    pub(crate) fn push(self, number: u64, position: u64, is_last: bool, entry: Entry) -> ReplyOutcome {
         let word = self.reply(position);
         let tag = low(number, TAG_BITS) << TAG_SHIFT;
         let new = tag | if is_last { LAST } else { 0 } | FULL | entry.in_lap(0);
         for _ in 0..ROUNDS_MAX {
             // ROOM
             let seen = word.load(Ordering::Acquire);
-            // After the word: a client that ends the request changes the status first and the word then, so either we see that, or our
-            // exchange fails, or it finds our reply.
+            // After the word: a client that ends the request changes the status first and then the word. So either we see
+            // the new status, or our exchange fails, or the client finds our reply.
             if self.status(number) != Status::Pending {
-                return Pushed::Unwanted;
+                return ReplyOutcome::Unwanted;
             }
             if seen & FULL != 0 {
-                return Pushed::Full;
+                return ReplyOutcome::Full;
             }
             // REPLY
             if word.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return Pushed::Sent;
+                return ReplyOutcome::Sent;
             }
         }
-        Pushed::Full
+        ReplyOutcome::Full
     }
 
-    /// Makes the reply at `position` ours, if there is one.
+    /// Makes this participant the owner of the reply at `position`, if there is one.
     #[inline]
     pub(crate) fn take(
         self,
         number: u64,
         position: u64,
         owners: &impl Owners,
-    ) -> Result<Option<Taken>, Wild> {
+    ) -> Result<Option<TakenReply>, Wild> {
         let word = self.reply(position);
         // REPLY
         let seen = word.load(Ordering::Acquire);
@@ -234,7 +235,7 @@ impl<'a> ReplySlot<'a> {
         self.take_seen(word, seen, low(number, TAG_BITS), owners)
     }
 
-    /// Takes what was seen in a reply word, unless the word has changed, and leaves it empty, marked with `tag`.
+    /// Takes the reply of a reply word, unless the word has changed, and leaves the word empty, marked with `tag`.
     #[inline]
     fn take_seen(
         self,
@@ -242,22 +243,23 @@ impl<'a> ReplySlot<'a> {
         seen: u64,
         tag: u64,
         owners: &impl Owners,
-    ) -> Result<Option<Taken>, Wild> {
+    ) -> Result<Option<TakenReply>, Wild> {
         let (_, entry) = Entry::split(low(seen, 32));
         let look = owners.look(entry);
-        // After the owner word was read: if the reply is not taken yet, the owner word is of this reply and of no later loan.
+        // After the owner word was read: if the reply was not taken yet, the owner word is of this reply and not of a later
+        // loan.
         if word.load(Ordering::Acquire) != seen {
             return Ok(None);
         }
         let taken = match look {
             Ok(Look::Here(owner)) if owners.take(entry, owner) => {
                 let is_stale = seen >> TAG_SHIFT != tag;
-                Some(Taken { entry, word: owner, is_last: seen & LAST != 0, is_stale })
+                Some(TakenReply { entry, word: owner, is_last: seen & LAST != 0, is_stale })
             }
             _ => None,
         };
-        // ROOM. After the owner word, and before the buffer is freed: an entry names its epoch by its last bits, and those come
-        // round. Refused when a recoverer of ours was faster.
+        // ROOM. After the owner word, and before the buffer is freed: an entry names its epoch by its last bits, and those
+        // wrap.
         let _ = word.compare_exchange(seen, tag << TAG_SHIFT, Ordering::AcqRel, Ordering::Relaxed);
         match look {
             Err(wild) => Err(wild),
@@ -268,13 +270,14 @@ impl<'a> ReplySlot<'a> {
     /// Ends request `number` after its last reply was taken. Only for the client.
     #[inline]
     pub(crate) fn finish(self, number: u64) {
-        // OVER: pairs with the Acquire of `status`, so that a server which reads this knows that the client is done with the slot's
-        // replies. A store: a server that marks the request as failed at this moment changes nothing for the client, which has its
-        // last reply.
+        // OVER: pairs with the Acquire of `status`, so that a server that reads this knows that the client is done with the
+        // slot's replies. A store suffices: a server that marks the request as failed at this moment changes nothing for
+        // the client, which has its last reply.
         self.status_word().store(number << NUMBER_SHIFT | IDLE, Ordering::Release);
     }
 
-    /// Says that the server with this process id ends without a last reply. Nothing happens when the request is over.
+    /// Marks the request as ended by the server with this process id, without a last reply. Does nothing if the request is
+    /// over.
     pub(crate) fn fail(self, number: u64, pid: u32, died: bool) {
         let number = number << NUMBER_SHIFT;
         let status = if died { SERVER_DIED } else { UNANSWERED };
@@ -288,22 +291,22 @@ impl<'a> ReplySlot<'a> {
         );
     }
 
-    /// The number of the request that is in the slot, or was.
+    /// The number of the current or last request in the slot.
     pub(crate) fn number(self) -> u64 {
         self.status_word().load(Ordering::Acquire) >> NUMBER_SHIFT
     }
 
-    /// Ends request `number`: what waits in the slot goes to `free`, and no reply comes any more. For its client, and for a
-    /// participant that recovers it. Before each change `is_seated` must say that the client still has its seat, so that no other
-    /// participant can have written what was read.
+    /// Ends request `number`: its waiting replies are passed to `free`, and later ones are refused. For its client, and for
+    /// a participant that recovers it. Before each change, `is_seated` must confirm that the client still has its seat, so
+    /// that no other participant can have written what was read.
     pub(crate) fn end(
         self,
         number: u64,
         owners: &impl Owners,
         is_seated: impl Fn() -> bool,
-        mut free: impl FnMut(Taken),
+        mut free: impl FnMut(TakenReply),
     ) {
-        // A server that dies just now, or drops the request, may change the status once.
+        // A server that dies at this moment, or drops the request, may change the status once.
         for _ in 0..ROUNDS_MAX {
             let now = self.status_word().load(Ordering::Acquire);
             if now >> NUMBER_SHIFT != number || !is_seated() {
@@ -318,10 +321,10 @@ impl<'a> ReplySlot<'a> {
                 break;
             }
         }
-        // No word of a slot is marked with a number to come.
+        // Words of a slot are never marked with a future number.
         let tag = low(number.wrapping_add(1), TAG_BITS);
         for word in self.replies() {
-            // The server may publish once more between our look and our exchange; a hostile one may do so for ever.
+            // The server may publish once more between our check and our exchange. A hostile one could do so without end.
             for _ in 0..ROUNDS_MAX {
                 let seen = word.load(Ordering::Acquire);
                 if !is_seated() {
@@ -340,22 +343,22 @@ impl<'a> ReplySlot<'a> {
         }
     }
 
-    /// The entries of replies that wait, whatever request they are of. For recovery.
+    /// The entries of waiting replies to any request. For recovery.
     pub(crate) fn waiting(self) -> impl Iterator<Item = Entry> + 'a {
-        // An exchange: of an eviction, which comes before this, and a reply that the evicted server publishes, one side sees the
-        // other.
+        // An exchange: of an eviction, which comes before this, and a reply that the evicted server publishes, one side
+        // sees the other.
         self.replies().filter_map(|word| {
             let seen = word.fetch_add(0, Ordering::AcqRel);
             (seen & FULL != 0).then(|| Entry::split(low(seen, 32)).1)
         })
     }
 
-    /// Whether a request is pending in this slot, for an onlooker.
+    /// Whether a request is pending in this slot; for observers.
     pub(crate) fn is_pending(self) -> bool {
         low(self.status_word().load(Ordering::Relaxed), STATUS_BITS) == PENDING
     }
 
-    /// The entries of replies that wait, for an onlooker.
+    /// The entries of waiting replies; for observers.
     pub(crate) fn seen(self) -> impl Iterator<Item = Entry> + 'a {
         let words = self.replies().map(|word| word.load(Ordering::Acquire));
         words.filter(|word| word & FULL != 0).map(|word| Entry::split(low(word, 32)).1)

@@ -1,12 +1,12 @@
 //! The ring for one producer and one consumer.
 //!
-//! A slot is a whole line: its word, the two ids and 48 bytes, so a small message crosses with one line and no pool; up to
-//! 112 bytes cross with a second line. The
-//! producer stores the word last (`PUBLISH`); the consumer moves `head` on a line of its own (`CONSUME`). Neither reads the
-//! other's index on the hot path: the consumer looks at the slot, and the producer keeps an old `head` until it seems full.
+//! A slot is a whole line: its word, the two ids and 48 bytes. So a small message needs one line and no pool, and up to 112
+//! bytes need a second line. The producer stores the word last (`PUBLISH`); the consumer moves `head` on a line of its own
+//! (`CONSUME`). Neither reads the other's index on the hot path: the consumer reads the slot, and the producer keeps an old
+//! `head` until the ring seems full.
 //!
-//! `tail` is not in shared memory: after a crash it is where the slots stop being new. A consumer that died between making
-//! a message its own and moving `head` never returned it, so the next consumer gets it again.
+//! `tail` is not in shared memory: after a crash it is at the first slot that is not new. A consumer that died between
+//! taking a message and moving `head` has not returned the message to its application, so the next consumer gets it again.
 
 use std::cell::Cell;
 
@@ -21,19 +21,19 @@ pub(crate) struct Spsc {
     pub(super) words: Words,
 }
 
-/// The producer's own state.
+/// The producer's private state.
 #[derive(Debug, Default)]
 pub(crate) struct Producer {
-    /// Where the next message goes; always right.
+    /// The position of the next message; always exact.
     tail: Cell<u64>,
-    /// How far the consumer was when last asked; may be too small.
+    /// The consumer's position when it was last read; may be too low.
     head: Cell<u64>,
 }
 
-/// The consumer's own state.
+/// The consumer's private state.
 #[derive(Debug, Default)]
 pub(crate) struct Consumer {
-    /// Where the next message comes from; always right.
+    /// The position of the next message; always exact.
     head: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
@@ -44,7 +44,7 @@ impl Spsc {
         Self { words }
     }
 
-    /// Takes up the producer's role where the last one left it.
+    /// Takes the producer's role where the last producer stopped.
     pub(crate) fn resume_producer(&self) -> Producer {
         let head = self.words.control(HEAD).load(Ordering::Acquire);
         let published = (0..self.words.capacity())
@@ -57,7 +57,7 @@ impl Spsc {
         Producer { tail: Cell::new(head.wrapping_add(published)), head: Cell::new(head) }
     }
 
-    /// Takes up the consumer's role where the last one left it.
+    /// Takes the consumer's role where the last consumer stopped.
     pub(crate) fn resume_consumer(&self) -> Consumer {
         let head = self.words.control(HEAD).load(Ordering::Acquire);
         Consumer { head: Cell::new(head), long: Cell::new(false) }
@@ -77,12 +77,12 @@ impl Spsc {
         })
     }
 
-    /// Sends `entry` once `fill` has written what belongs to it at its position.
+    /// Sends `entry` after `fill` has written what belongs to it at its position.
     #[inline(always)]
     fn push_with(&self, me: &Producer, entry: Entry, fill: impl FnOnce(u64)) -> Result<(), Full> {
         let tail = me.tail.get();
         if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
-            // CONSUME: the consumer has read what we are going to overwrite.
+            // CONSUME: the consumer has read what we are about to overwrite.
             me.head.set(self.words.control(HEAD).load(Ordering::Acquire));
             if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
                 return Err(Full);
@@ -94,8 +94,9 @@ impl Spsc {
         Ok(())
     }
 
-    /// Makes the oldest message ours: its entry, its owner word (if it has a buffer) and its lines. The caller copies what it
-    /// needs from the lines and then calls [`pass`](Self::pass): after that the producer writes the next message there.
+    /// Becomes the owner of the oldest message, and returns its entry, its owner word (if it has a buffer) and its lines.
+    /// The caller copies what it needs from the lines and then calls [`pass`](Self::pass), after which the producer may
+    /// overwrite them.
     #[inline(always)]
     pub(crate) fn take(
         &self,
@@ -104,19 +105,19 @@ impl Spsc {
     ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
         let taken = self.take_at(me, me.head.get(), owners);
         if taken.is_err() {
-            // What is wrong is passed too: it is reported once.
+            // A damaged message is passed, too, so that it is reported once.
             self.pass(me);
         }
         taken
     }
 
-    /// Gives the slot of the message that was taken back to the producer.
+    /// Returns the slot of the message that was taken to the producer.
     #[inline(always)]
     pub(crate) fn pass(&self, me: &Consumer) {
         self.consume(me, me.head.get().wrapping_add(1));
     }
 
-    /// Takes up to `max` messages, giving each to `each`, and moves `head` once. Returns how many.
+    /// Receives up to `max` messages, passes each to `each`, and moves `head` once. Returns their number.
     #[inline(always)]
     pub(crate) fn pop_batch(
         &self,
@@ -126,13 +127,13 @@ impl Spsc {
         mut each: impl FnMut(Entry, u64, InlineLines<'_>),
     ) -> Result<usize, Wild> {
         let start = me.head.get();
-        // A producer that keeps up must not keep us here.
+        // A fast producer must not keep the caller here.
         let max = max.min(usize::try_from(self.words.capacity()).unwrap_or(usize::MAX));
         for taken in 0..max {
             let head = start.wrapping_add(taken as u64);
             match self.take_at(me, head, owners) {
                 Ok(Some((entry, word, lines))) => each(entry, word, lines),
-                // What was taken comes first; the next call reports what is wrong.
+                // Received messages come first. The next call reports the error.
                 Ok(None) | Err(_) if taken > 0 => {
                     self.consume(me, head);
                     return Ok(taken);
@@ -148,7 +149,7 @@ impl Spsc {
         Ok(max)
     }
 
-    /// Makes the message at `head` ours. `head` must move before the next one is taken, or at the end of a batch.
+    /// Becomes the owner of the message at `head`. `head` must move before the next one is taken, or at the end of a batch.
     #[inline(always)]
     fn take_at(
         &self,
@@ -158,7 +159,7 @@ impl Spsc {
     ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
         let lines = self.words.lines(head);
         if me.long.get() {
-            // Both lines cross at once, where one load after the other would take a crossing each.
+            // Fetches both lines at once, where one load after the other would wait for each.
             prefetch_shared(lines.second());
         }
         // PUBLISH
@@ -181,11 +182,11 @@ impl Spsc {
         }
         match owners.look(entry)? {
             Look::Here(word) => {
-                // Before `head` moves: recovery must find every message either in the ring or in our hands.
+                // Before `head` moves: recovery must find every message either in the ring or with an owner.
                 owners.take_alone(entry, word);
                 Ok(Some((entry, word, lines)))
             }
-            Look::Gone => Err(Wild("an entry whose buffer belongs to nobody on this ring")),
+            Look::Gone => Err(Wild("an entry whose buffer has no owner on this ring")),
         }
     }
 

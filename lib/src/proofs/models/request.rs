@@ -7,7 +7,7 @@ use crate::link::endpoint::Endpoint;
 use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::Participant;
 use crate::participant::Side::{Primary, Secondary};
-use crate::ring::reply::{Pushed, RequestId, Status};
+use crate::ring::reply::{ReplyOutcome, RequestId, Status};
 
 /// A link with this many MSG buffers, a client and a server.
 fn ends(msg: u32) -> (Core, Bytes, Box<Endpoint>, Box<Endpoint>) {
@@ -37,9 +37,9 @@ fn end(server: &Endpoint, taken: &TakenRequest) {
 fn reply(server: &Endpoint, bytes: &Bytes, id: RequestId, at: (u64, bool), value: i32) -> bool {
     let held = until(|| loan_and_write(server, bytes, value));
     until(|| match stage::reply(server, id, at, &held) {
-        Pushed::Sent => Some(true),
-        Pushed::Unwanted => Some(false),
-        Pushed::Full => None,
+        ReplyOutcome::Sent => Some(true),
+        ReplyOutcome::Unwanted => Some(false),
+        ReplyOutcome::Full => None,
     })
 }
 
@@ -160,7 +160,7 @@ fn a_client_dead_in_a_reception() {
         let (core, bytes, client, server) = ends(1);
         let id = client.open_request().expect("a slot");
         let held = loan_and_write(&server, &bytes, 10).expect("a buffer");
-        assert_eq!(stage::reply(&server, id, (0, true), &held), Pushed::Sent);
+        assert_eq!(stage::reply(&server, id, (0, true), &held), ReplyOutcome::Sent);
         assert!(crate::ring::Owners::take(&client.receiving(), entry_of(&held), held.owner.0));
         let dead = abandon(client);
         let (first, late) = (attach(&core, Primary), attach(&core, Primary));
