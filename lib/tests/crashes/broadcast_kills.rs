@@ -9,20 +9,18 @@
 #![allow(clippy::disallowed_types, reason = "the ledger is words as the machine has them")]
 
 use std::collections::BTreeSet;
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use shmesh::config::{BroadcastConfig, LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
 use shmesh::{Error, Link, LinkOptions, Message, Side};
 
 use crate::harness::{self, long};
 use crate::random::Random;
 use crate::shared::Words;
+use crate::workers::{self, STALL, Workers, from_env, started_with, until_participants};
 
 pub(crate) const CASES: &[harness::Case] = &[long("broadcast_kills::writer_and_readers", || {
     kills(from_env("SHMESH_BROADCAST_KILLS").unwrap_or(300))
@@ -36,8 +34,6 @@ const RING_LEN: u32 = 16;
 const MSG_LEN: u32 = 32;
 const DATA_LEN: u32 = 8;
 const HISTORY: u32 = 2;
-/// The longest time without progress.
-const STALL: Duration = Duration::from_secs(90);
 /// Messages that a reader has in its hands, at most.
 const HELD_MAX: usize = 4;
 
@@ -82,10 +78,6 @@ impl Ledger {
     }
 }
 
-fn from_env(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 fn config() -> LinkConfig {
     let mut config = LinkConfig::new(NAME.parse().expect("a name"));
     config.ring_mode = RingMode::Broadcast;
@@ -99,19 +91,11 @@ fn config() -> LinkConfig {
 
 fn attach(dir: &Path, side: Side) -> Result<Link, Error> {
     let options = LinkOptions::new().dir(dir).timeout(STALL);
-    let deadline = Instant::now() + STALL;
-    loop {
-        let attached = match side {
-            Side::Primary => options.create(&config()),
-            Side::Secondary => options.attach(NAME, side),
-        };
-        match attached {
-            Err(error) if error.is_retryable() && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            attached => return attached,
-        }
-    }
+    let attach = || match side {
+        Side::Primary => options.create(&config()),
+        Side::Secondary => options.attach(NAME, side),
+    };
+    workers::attached(attach, || {})
 }
 
 /// The bytes of a message, all of which follow from its number.
@@ -150,13 +134,9 @@ pub(crate) fn is_worker() -> bool {
 }
 
 pub(crate) fn work() -> u8 {
-    // Not to outlive the test.
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("prctl");
     let arguments = std::env::var(WORKER).expect("what it is to do");
-    let mut parts = arguments.splitn(3, ' ');
-    let me: usize = parts.next().and_then(|part| part.parse().ok()).expect("a number");
-    let random = Random::new(parts.next().and_then(|part| part.parse().ok()).expect("a number"));
-    let dir = PathBuf::from(parts.next().expect("a directory"));
+    let ([me, seed], dir) = started_with(&arguments);
+    let (me, random) = (usize::try_from(me).expect("small"), Random::new(seed));
     let ledger = Ledger::open(&dir);
     let done = if me == 0 { write(&dir, &ledger, random) } else { read(&dir, &ledger, me, random) };
     let error = done.expect_err("it works for ever");
@@ -240,34 +220,21 @@ fn read(
 struct Field {
     dir: tempfile::TempDir,
     ledger: Ledger,
-    workers: [Option<Child>; WORKERS],
+    workers: Workers,
     random: Random,
-    killed: u64,
     /// Messages whose writers died in the call.
     uncertain: BTreeSet<u64>,
-    progress: [(u64, Instant); WORKERS],
 }
 
 impl Field {
     fn spawn(&mut self, worker: usize) {
         self.ledger.set(worker, READY, 0);
         let arguments = format!("{worker} {} {}", self.random.next(), self.dir.path().display());
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        self.workers[worker] = Some(command.env(WORKER, arguments).spawn().expect("start a worker"));
-        self.progress[worker].1 = Instant::now();
+        self.workers.spawn(worker, WORKER, arguments);
     }
 
     fn kill(&mut self, worker: usize) {
-        let Some(mut child) = self.workers[worker].take() else { return };
-        child.kill().expect("kill");
-        let status = child.wait().expect("wait");
-        assert_eq!(
-            status.signal(),
-            Some(Signal::SIGKILL as i32),
-            "worker {worker} ended by itself: {status}"
-        );
-        self.killed += 1;
-        if worker == 0 {
+        if self.workers.kill(worker) && worker == 0 {
             let attempt = self.ledger.get(0, ATTEMPT);
             if attempt > self.ledger.get(0, SENT) {
                 self.uncertain.insert(attempt);
@@ -277,17 +244,7 @@ impl Field {
 
     /// All that live make progress: a writer sends, whichever readers have died.
     fn watch(&mut self) {
-        for (worker, child) in self.workers.iter_mut().enumerate() {
-            let Some(child) = child else { continue };
-            let (now, (seen, since)) = (self.ledger.get(worker, PROGRESS), &mut self.progress[worker]);
-            if now != *seen {
-                (*seen, *since) = (now, Instant::now());
-            }
-            if let Some(status) = child.try_wait().expect("wait") {
-                panic!("worker {worker} ended by itself: {status}");
-            }
-            assert!(since.elapsed() < STALL, "worker {worker} stalls");
-        }
+        self.workers.watch(|worker| self.ledger.get(worker, PROGRESS));
     }
 
     fn until(&mut self, what: &str, mut is_so: impl FnMut(&Ledger) -> bool) {
@@ -300,28 +257,16 @@ impl Field {
     }
 }
 
-impl Drop for Field {
-    fn drop(&mut self) {
-        for child in self.workers.iter_mut().flatten() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 fn kills(kills: u64) {
-    let now = std::time::UNIX_EPOCH.elapsed().expect("a time").as_micros();
-    let seed = from_env("SHMESH_KILL_SEED").unwrap_or(u64::try_from(now % 1_000_000_007).expect("small"));
+    let seed = workers::seed();
     println!("  SHMESH_KILL_SEED={seed}, {kills} kills");
-    let dir = tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
+    let dir = workers::directory();
     let mut field = Field {
         ledger: Ledger::open(dir.path()),
         dir,
-        workers: [const { None }; WORKERS],
+        workers: Workers::new(WORKERS),
         random: Random::new(seed),
-        killed: 0,
         uncertain: BTreeSet::new(),
-        progress: [(0, Instant::now()); WORKERS],
     };
     let started = Instant::now();
     (0..WORKERS).for_each(|worker| field.spawn(worker));
@@ -357,7 +302,7 @@ fn kills(kills: u64) {
         }
         field.spawn(victim);
     }
-    assert!(field.killed >= kills, "{} of {kills} were killed", field.killed);
+    assert!(field.workers.killed >= kills, "{} of {kills} were killed", field.workers.killed);
     field.until("all are attached", ready);
     finish(&mut field);
     report(&field, early, started.elapsed());
@@ -402,12 +347,7 @@ fn finish(field: &mut Field) {
         let loans: Vec<_> = std::iter::from_fn(|| loan().ok()).collect();
         assert_eq!(loans.len(), len as usize, "leaked: {pool:?}");
     }
-    // A monitor may be at work just now, in a seat of its own.
-    let deadline = Instant::now() + STALL;
-    while writer.participants().count() != 1 {
-        assert!(Instant::now() < deadline, "seats leaked: {:?}", writer.participants().collect::<Vec<_>>());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until_participants(&writer, 1);
     let reader = attach(field.dir.path(), Side::Secondary).expect("attach once more");
     send(&writer, end + 1).expect("room");
     let got: Vec<_> =
@@ -432,7 +372,7 @@ fn report(field: &Field, early: u64, time: Duration) {
     println!(
         "  {} kills ({early} while attaching) in {:.1} s; {} messages, received {taken} times; {} writers died in the call, \
          readers that lived did without {missed}",
-        field.killed,
+        field.workers.killed,
         time.as_secs_f64(),
         field.ledger.get(0, ATTEMPT),
         field.uncertain.len(),

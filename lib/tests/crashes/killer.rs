@@ -15,15 +15,14 @@
 #![allow(clippy::disallowed_types, reason = "the ledger is words as the machine has them")]
 
 use std::collections::BTreeSet;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::harness::{self, long, quick};
 use crate::random::Random;
 use crate::shared::Words;
+use crate::workers::{self, Workers, from_env, started_with, until_participants};
 use nix::sys::signal::Signal;
 use shmesh::config::{Backing, LinkConfig, PoolConfig, PoolId, RingMode};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Loan, Message, Side};
@@ -35,8 +34,6 @@ const WORKERS_MAX: usize = 3;
 const RING_LEN: u32 = 16;
 const MSG_LEN: u32 = 64;
 const DATA_LEN: u32 = 16;
-/// The longest time without progress of any process.
-const STALL: Duration = Duration::from_secs(60);
 const ROUNDS_BETWEEN_PAUSES: u64 = 8;
 
 pub(crate) const CASES: &[harness::Case] = &[
@@ -172,12 +169,7 @@ fn contents(sender: usize, sequence: u64) -> [u8; 32] {
 
 impl Worker {
     fn start(arguments: &str) -> Self {
-        // Not to outlive the test.
-        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("prctl");
-        let mut parts = arguments.splitn(4, ' ');
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).expect("a number");
-        let (scenario, me, seed) = (number(), number(), number());
-        let dir = PathBuf::from(parts.next().expect("a directory"));
+        let ([scenario, me, seed], dir) = started_with(arguments);
         let (scenario, me) = (usize::try_from(scenario).expect("small"), usize::try_from(me).expect("small"));
         Self {
             scenario,
@@ -206,20 +198,13 @@ impl Worker {
 
     fn attach(&self) -> Result<Link, Error> {
         let options = LinkOptions::new().dir(&self.dir).timeout(Duration::from_secs(30));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            let attached = match self.side {
-                Side::Primary => options.create(&config(self.scenario)),
-                Side::Secondary => options.attach(NAME, Side::Secondary),
-            };
-            match attached {
-                Err(error) if error.is_retryable() && Instant::now() < deadline => {
-                    self.ledger.of(self.me, RETRIES).fetch_add(1, Relaxed);
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                attached => return attached,
-            }
-        }
+        let attach = || match self.side {
+            Side::Primary => options.create(&config(self.scenario)),
+            Side::Secondary => options.attach(NAME, Side::Secondary),
+        };
+        workers::attached(attach, || {
+            self.ledger.of(self.me, RETRIES).fetch_add(1, Relaxed);
+        })
     }
 
     fn work(&mut self) -> Result<(), Error> {
@@ -353,42 +338,38 @@ struct Battlefield {
     scenario: usize,
     dir: tempfile::TempDir,
     ledger: Ledger,
-    workers: Vec<Option<Child>>,
+    workers: Workers,
     random: Random,
-    /// Processes that `SIGKILL` has ended.
-    killed: u64,
     /// Messages that died with their receivers, at most, by side.
     in_hands: [u64; 2],
     /// Messages whose senders died in the sending call.
     uncertain: BTreeSet<(usize, u64)>,
-    beats: [(u64, Instant); WORKERS_MAX],
 }
 
 impl Battlefield {
+    fn new(scenario: usize, dir: tempfile::TempDir, workers: usize, seed: u64) -> Self {
+        Self {
+            scenario,
+            ledger: Ledger::open(&dir.path().join("ledger")),
+            dir,
+            workers: Workers::new(workers),
+            random: Random::new(seed),
+            in_hands: [0; 2],
+            uncertain: BTreeSet::new(),
+        }
+    }
+
     fn spawn(&mut self, worker: usize) {
         self.ledger.of(worker, READY).store(0, SeqCst);
         let seed = self.random.next();
         let arguments = format!("{} {worker} {seed} {}", self.scenario, self.dir.path().display());
-        let child = Command::new(std::env::current_exe().expect("this program"))
-            .env(WORKER, arguments)
-            .spawn()
-            .expect("start a worker");
-        self.workers[worker] = Some(child);
+        self.workers.spawn(worker, WORKER, arguments);
     }
 
     fn kill(&mut self, worker: usize) {
-        let Some(mut child) = self.workers[worker].take() else { return };
-        if let Some(status) = child.try_wait().expect("wait") {
-            panic!("worker {worker} ended by itself: {status}");
+        if !self.workers.kill(worker) {
+            return;
         }
-        child.kill().expect("kill");
-        let status = child.wait().expect("wait");
-        assert_eq!(
-            status.signal(),
-            Some(Signal::SIGKILL as i32),
-            "worker {worker} ended by itself: {status}"
-        );
-        self.killed += 1;
         self.in_hands[usize::from(worker > 0)] += self.ledger.of(worker, IN_CALL).swap(0, SeqCst);
         // What it was sending may have left or not. It is not sent again.
         let attempt = self.ledger.of(worker, ATTEMPT).load(SeqCst);
@@ -397,65 +378,29 @@ impl Battlefield {
         }
     }
 
-    /// Every living process must make progress.
-    fn watch(&mut self, since: Instant) {
-        for worker in 0..self.workers.len() {
-            let beats = self.ledger.of(worker, BEATS).load(Relaxed);
-            if beats != self.beats[worker].0 || self.workers[worker].is_none() {
-                self.beats[worker] = (beats, Instant::now());
-            }
-            assert!(
-                self.beats[worker].1.max(since).elapsed() < STALL,
-                "worker {worker} stalls; {:?}",
-                self.workers[worker].as_ref().map(Child::id)
-            );
-            if let Some(child) = &mut self.workers[worker]
-                && let Some(status) = child.try_wait().expect("wait")
-            {
-                panic!("worker {worker} ended by itself: {status}");
-            }
+    fn watch(&mut self) {
+        self.workers.watch(|worker| self.ledger.of(worker, BEATS).load(Relaxed));
+    }
+
+    /// Waits until these workers are attached.
+    fn until_ready(&mut self, needed: impl Fn(usize) -> bool) {
+        let is_missing =
+            |field: &Self, worker| needed(worker) && field.ledger.of(worker, READY).load(SeqCst) == 0;
+        while (0..self.workers.count()).any(|worker| is_missing(self, worker)) {
+            self.watch();
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
-}
-
-impl Drop for Battlefield {
-    fn drop(&mut self) {
-        for child in self.workers.iter_mut().flatten() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-fn from_env(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
 }
 
 fn scenario(scenario: usize, kills: u64) {
     let (mode, backing, notify, workers) = SCENARIOS[scenario];
-    let now = std::time::UNIX_EPOCH.elapsed().expect("a time").as_micros() as u64;
-    let seed = from_env("SHMESH_KILL_SEED").unwrap_or(now % 1_000_000_007);
+    let seed = workers::seed();
     println!("  {mode:?} {backing:?} notify {notify}: SHMESH_KILL_SEED={seed}, {kills} kills");
-    let dir = tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
-    let mut field = Battlefield {
-        scenario,
-        ledger: Ledger::open(&dir.path().join("ledger")),
-        dir,
-        workers: (0..workers).map(|_| None).collect(),
-        random: Random::new(seed),
-        killed: 0,
-        in_hands: [0; 2],
-        uncertain: BTreeSet::new(),
-        beats: [(0, Instant::now()); WORKERS_MAX],
-    };
+    let mut field = Battlefield::new(scenario, workers::directory(), workers, seed);
     let started = Instant::now();
     (0..workers).for_each(|worker| field.spawn(worker));
-    for worker in 0..workers {
-        while field.ledger.of(worker, READY).load(SeqCst) == 0 {
-            field.watch(started);
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
+    field.until_ready(|_| true);
 
     let (mut early, mut seen_traffic) = (0, 0);
     for kill in 0..kills {
@@ -465,14 +410,8 @@ fn scenario(scenario: usize, kills: u64) {
         // Mostly in traffic, at times while it attaches.
         let attaching = field.random.below(5) == 0;
         early += u64::from(attaching);
-        let since = Instant::now();
         // A memfd lives only as long as a process has it: then the others must be attached.
-        let needed = |worker| !attaching || backing == Backing::Memfd && worker != victim;
-        let ready = |field: &Battlefield, worker| field.ledger.of(worker, READY).load(SeqCst) != 0;
-        while !(0..workers).all(|worker| !needed(worker) || ready(&field, worker)) {
-            field.watch(since);
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        field.until_ready(|worker| !attaching || backing == Backing::Memfd && worker != victim);
         let until =
             Instant::now() + Duration::from_micros(field.random.below(if attaching { 8_000 } else { 4_000 }));
         while Instant::now() < until {
@@ -488,7 +427,7 @@ fn scenario(scenario: usize, kills: u64) {
                 }
             }
         }
-        field.watch(since);
+        field.watch();
         field.spawn(victim);
         if kill % 50 == 49 {
             let taken: u64 = (0..workers).map(|worker| field.ledger.of(worker, TAKEN).load(Relaxed)).sum();
@@ -496,7 +435,7 @@ fn scenario(scenario: usize, kills: u64) {
             seen_traffic = taken;
         }
     }
-    let (time, killed) = (started.elapsed(), field.killed);
+    let (time, killed) = (started.elapsed(), field.workers.killed);
     // At times two at once.
     assert!(killed >= kills, "{killed} of {kills} were killed");
     finish(&mut field, mode);
@@ -505,25 +444,14 @@ fn scenario(scenario: usize, kills: u64) {
 
 /// One process alone: what is left must be whole and complete.
 fn finish(field: &mut Battlefield, mode: RingMode) {
-    let since = Instant::now();
-    while (0..field.workers.len()).any(|worker| field.ledger.of(worker, READY).load(SeqCst) == 0) {
-        field.watch(since);
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    field.until_ready(|_| true);
     field.ledger.0[STOP_SENDING].store(1, SeqCst);
     // The survivor takes the place of the primary first: a memfd must pass from hand to hand.
     field.kill(0);
     let options = LinkOptions::new().dir(field.dir.path()).timeout(Duration::from_secs(30));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let primary = loop {
-        match options.create(&config(field.scenario)) {
-            Err(error) if error.is_retryable() && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            created => break created.expect("take the primary's place"),
-        }
-    };
-    for worker in 1..field.workers.len() {
+    let create = || options.create(&config(field.scenario));
+    let primary = workers::attached(create, || {}).expect("take the primary's place");
+    for worker in 1..field.workers.count() {
         field.kill(worker);
     }
     primary.recover().expect("recover");
@@ -574,18 +502,13 @@ fn finish(field: &mut Battlefield, mode: RingMode) {
             }
         }
     }
-    // A monitor may be at work just now, in a seat of its own.
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while primary.participants().count() != 2 {
-        assert!(Instant::now() < deadline, "seats leaked: {:?}", primary.participants().collect::<Vec<_>>());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until_participants(&primary, 2);
 }
 
 fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
     let (mut sent, mut retries, mut unsent) = (0, 0, 0);
     let mut missing = [0; 2];
-    for worker in 0..field.workers.len() {
+    for worker in 0..field.workers.count() {
         let last = field.ledger.of(worker, ATTEMPT).load(SeqCst);
         sent += last;
         for sequence in 1..=last {
@@ -602,7 +525,7 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
         retries += field.ledger.of(worker, RETRIES).load(Relaxed);
     }
     let late: u64 =
-        (0..field.workers.len()).map(|worker| field.ledger.of(worker, LATE_WAKES).load(Relaxed)).sum();
+        (0..field.workers.count()).map(|worker| field.ledger.of(worker, LATE_WAKES).load(Relaxed)).sum();
     println!(
         "  {kills} kills ({early} while attaching) in {:.1} s: {:.0} kills/s, {sent} messages; in the hands of dead \
          receivers {missing:?} of at most {:?}; of {} whose senders died in the call, {unsent} were not sent; {late} late \
@@ -625,20 +548,9 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
 /// A receiver sleeps, and the sender dies between making the message visible and ringing.
 fn a_sender_dies_before_it_rings() {
     for index in [2, 3, 4] {
-        let dir =
-            tempfile::Builder::new().prefix("shmesh-kill-").tempdir_in("/dev/shm").expect("a directory");
+        let dir = workers::directory();
         let primary = LinkOptions::new().dir(dir.path()).create(&config(index)).expect("create");
-        let mut field = Battlefield {
-            scenario: index,
-            ledger: Ledger::open(&dir.path().join("ledger")),
-            dir,
-            workers: vec![None, None],
-            random: Random::new(1),
-            killed: 0,
-            in_hands: [0; 2],
-            uncertain: BTreeSet::new(),
-            beats: [(0, Instant::now()); WORKERS_MAX],
-        };
+        let mut field = Battlefield::new(index, dir, 2, 1);
         field.ledger.0[SILENT_DEATH].store(1, SeqCst);
         field.spawn(1);
         let started = Instant::now();

@@ -17,6 +17,7 @@ mod requests;
 mod scenes;
 mod selftest;
 mod shared;
+mod workers;
 mod world;
 
 use std::process::ExitCode;
