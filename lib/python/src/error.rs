@@ -52,11 +52,21 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         | ErrorKind::InlineExhausted { .. }
         | ErrorKind::HoldingTooMany { .. }
         | ErrorKind::Full { .. }
+        | ErrorKind::WindowFull { .. }
+        | ErrorKind::RepliesFull { .. }
         | ErrorKind::Crowded { .. } => "Exhausted",
-        ErrorKind::TooLong { .. } | ErrorKind::InlineTooLong { .. } => "TooLong",
+        ErrorKind::TooLong { .. }
+        | ErrorKind::InlineTooLong { .. }
+        | ErrorKind::InlineRequestTooLong { .. } => "TooLong",
+        ErrorKind::ServerGone { .. } => "PeerDied",
+        ErrorKind::Unanswered { .. } => "Unanswered",
+        ErrorKind::RequestOver { .. } => "Closed",
         ErrorKind::NoPool { .. }
         | ErrorKind::MsgPool { .. }
         | ErrorKind::NoDataPart { .. }
+        | ErrorKind::NoRequests { .. }
+        | ErrorKind::RequestSide { .. }
+        | ErrorKind::ForeignLoan { .. }
         | ErrorKind::OnDevice { .. } => "Invalid",
         ErrorKind::Evicted { .. } => "Evicted",
         ErrorKind::StillMapped { .. } => "StillViewed",

@@ -13,6 +13,7 @@ use pyo3::types::PyBytes;
 
 use crate::error::{error, forked, of_link};
 use crate::fork::Made;
+use crate::request::PendingReply;
 use crate::view;
 
 /// A participant, which one thread uses at a time.
@@ -95,6 +96,10 @@ impl Handle {
         }
     }
 
+    pub(crate) fn is_here(&self) -> bool {
+        self.made.is_here()
+    }
+
     /// Nobody may wait for the interpreter while holding this, as somebody who has the interpreter may wait for it.
     pub(crate) fn lock(&self) -> MutexGuard<'_, shmesh::Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
@@ -109,7 +114,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         Self { start: NonNull::from(bytes).cast(), len: bytes.len() }
     }
 
@@ -167,7 +172,14 @@ impl<T> Drop for Hold<T> {
 }
 
 pub(crate) type LoanHold = Hold<shmesh::Loan<'static>>;
-pub(crate) type MessageHold = Hold<shmesh::Message<'static>>;
+pub(crate) type MessageHold = Hold<Received>;
+
+/// A message, from a ring or from a reply slot.
+#[derive(Debug)]
+pub(crate) enum Received {
+    Message(shmesh::Message<'static>),
+    Reply(shmesh::OwnedMessage),
+}
 
 #[expect(
     unsafe_code,
@@ -270,6 +282,30 @@ impl Loan {
     }
 
     pub(crate) fn do_send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
+        let (_, notified) = self.give(msg_id, cell_id, |link, loan| {
+            loan.send().map_err(|failed| (Some(failed.loan), failed.error))?;
+            Ok(if notify { link.notify() } else { Ok(()) })
+        })?;
+        match notified {
+            // It is sent, whether somebody could be woken or not: a link may have no notification.
+            Err(error) if !matches!(error.kind(), shmesh::ErrorKind::NoNotification { .. }) => {
+                Err(of_link(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the loan away, unless arrays over it live. One that `give` returns with an error stays here. Also returns the participant
+    /// that it came from.
+    pub(crate) fn give<T>(
+        &self,
+        msg_id: i32,
+        cell_id: i32,
+        give: impl FnOnce(
+            &'static shmesh::Link,
+            shmesh::Loan<'static>,
+        ) -> Result<T, (Option<shmesh::Loan<'static>>, shmesh::Error)>,
+    ) -> PyResult<(Arc<Handle>, T)> {
         self.is_open()?;
         let hold = self.unviewed().map_err(|views| {
             error(
@@ -282,28 +318,24 @@ impl Loan {
         })?;
         let hold = hold.ok_or_else(Self::was_closed)?;
         let link = hold.handle.lock();
-        let sent = match hold.take() {
-            Some(loan) => loan.with_msg_id(msg_id).with_cell_id(cell_id).send().map_err(|failed| {
-                hold.put(failed.loan);
-                failed.error
-            }),
-            None => Ok(()),
-        };
-        let sent = match sent {
-            Ok(()) if notify => Ok(link.notify()),
-            Ok(()) => Ok(Ok(())),
-            Err(error) => Err(error),
-        };
+        let loan = hold.take();
+        let given = loan.map(|loan| give(unbound(&link), loan.with_msg_id(msg_id).with_cell_id(cell_id)));
+        let given = given.map(|given| {
+            given.map_err(|(loan, error)| {
+                if let Some(loan) = loan {
+                    hold.put(loan);
+                }
+                error
+            })
+        });
         drop(link);
-        match sent {
-            // It is sent, whether somebody could be woken or not: a link may have no notification.
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) if matches!(error.kind(), shmesh::ErrorKind::NoNotification { .. }) => Ok(()),
-            Ok(Err(error)) => Err(of_link(error)),
-            Err(error) => {
+        match given {
+            Some(Ok(done)) => Ok((Arc::clone(&hold.handle), done)),
+            Some(Err(error)) => {
                 *self.place() = Some(hold);
                 Err(of_link(error))
             }
+            None => Err(Self::was_closed()),
         }
     }
 }
@@ -327,6 +359,16 @@ impl Loan {
     #[pyo3(signature = (*, msg_id=0, cell_id=0, notify=true))]
     fn send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
         self.do_send(msg_id, cell_id, notify)
+    }
+
+    /// Makes a request of it.
+    #[pyo3(signature = (*, msg_id=0, cell_id=0))]
+    fn request(&self, msg_id: i32, cell_id: i32) -> PyResult<PendingReply> {
+        let (handle, pending) = self.give(msg_id, cell_id, |link, loan| {
+            let made = link.request(loan).map(shmesh::PendingReply::into_owned);
+            made.map_err(|failed| (Some(failed.loan), failed.error))
+        })?;
+        Ok(PendingReply::new(&handle, pending))
     }
 
     /// Gives the buffers back unsent, when the last array over them is gone.
@@ -373,17 +415,29 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    fn keep(handle: &Arc<Handle>, message: shmesh::Message<'static>) -> Self {
-        let (msg_id, cell_id, inline) = (message.msg_id(), message.cell_id(), message.is_inline());
-        let (msg, data) = (Part::of(message.msg()), Part::of(message.data()));
+    fn keep(handle: &Arc<Handle>, message: Received) -> Self {
+        macro_rules! read {
+            ($message:expr) => {{
+                let parts = (Part::of($message.msg()), Part::of($message.data()));
+                ($message.msg_id(), $message.cell_id(), $message.is_inline(), parts)
+            }};
+        }
+        let (msg_id, cell_id, inline, (msg, data)) = match &message {
+            Received::Message(message) => read!(message),
+            Received::Reply(message) => read!(message),
+        };
         let hold =
             Hold { item: Mutex::new(Some(message)), msg, data, received: true, handle: Arc::clone(handle) };
         Self { hold: Mutex::new(Some(Arc::new(hold))), msg_id, cell_id, inline }
     }
 
+    pub(crate) fn reply(handle: &Arc<Handle>, reply: shmesh::OwnedMessage) -> Self {
+        Self::keep(handle, Received::Reply(reply))
+    }
+
     pub(crate) fn take(handle: &Arc<Handle>) -> shmesh::Result<Option<Self>> {
         let link = handle.lock();
-        let message = unbound(&link).receive()?.map(|message| Self::keep(handle, message));
+        let message = unbound(&link).receive()?.map(|message| Self::keep(handle, Received::Message(message)));
         drop(link);
         Ok(message)
     }
@@ -393,7 +447,8 @@ impl Message {
         let link = handle.lock();
         let mut messages = Vec::new();
         let failed = unbound(&link).receive_batch(&mut messages, max).err();
-        let messages: Vec<_> = messages.into_iter().map(|message| Self::keep(handle, message)).collect();
+        let messages: Vec<_> =
+            messages.into_iter().map(Received::Message).map(|message| Self::keep(handle, message)).collect();
         drop(link);
         match failed {
             Some(error) if messages.is_empty() => Err(error),

@@ -9,6 +9,7 @@
 //! | `link.rs` | `Link`: a participant of a link |
 //! | `batch.rs` | `Batch` and `BatchLayout`: arrays by name in one message |
 //! | `held.rs` | `Loan` and `Message`: buffers that arrays keep |
+//! | `request.rs` | `PendingReply` and `Request`: requests and replies |
 //! | `session.rs` | what sessions with a broker share |
 //! | `device.rs` | `DeviceSession`: device keys |
 //! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and how others use it in place |
@@ -25,6 +26,7 @@ mod fork;
 mod held;
 mod link;
 mod memory;
+mod request;
 mod session;
 mod share;
 mod view;
@@ -47,12 +49,15 @@ mod _shmesh {
     use crate::link::Link;
     #[pymodule_export]
     use crate::memory::Memory;
+    #[pymodule_export]
+    use crate::request::{PendingReply, Request};
 
     /// What the package calls when it is imported.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::fork::watch();
         module.add("INLINE_MAX_BYTES", shmesh::INLINE_MAX_BYTES)?;
+        module.add("REQUEST_INLINE_MAX_BYTES", shmesh::REQUEST_INLINE_MAX_BYTES)?;
         module.add("DEFAULT_DIR", shmesh::DEFAULT_DIR)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -17,12 +17,13 @@ use crate::batch::{self, Batch, BatchLayout, KnownLayouts};
 use crate::error::{error, forked, of_link, system};
 use crate::fork::Made;
 use crate::held::{Handle, Loan, Message};
+use crate::request::{PendingReply, Request};
 
 /// How long a wait goes without looking whether Python has a signal to handle.
-const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// The thread in which the interpreter ends, once it does.
-static ENDING: OnceLock<ThreadId> = OnceLock::new();
+pub(crate) static ENDING: OnceLock<ThreadId> = OnceLock::new();
 /// Threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 /// The handles that threads wait with, without looking whether the interpreter ends. Locked by who has the interpreter only.
@@ -78,10 +79,10 @@ impl Drop for WaitingWith {
 }
 
 /// A thread that waits.
-struct Waiting;
+pub(crate) struct Waiting;
 
 impl Waiting {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         WAITING.fetch_add(1, Ordering::Relaxed);
         Self
     }
@@ -425,6 +426,36 @@ impl Link {
     #[pyo3(signature = (max=64))]
     fn receive_batch(&self, max: usize) -> PyResult<Vec<Message>> {
         Message::take_batch(&self.handle()?, max).map_err(of_link)
+    }
+
+    /// Makes a request of up to 104 bytes, without a buffer.
+    #[pyo3(signature = (msg, *, msg_id=0, cell_id=0))]
+    fn request_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32) -> PyResult<PendingReply> {
+        let handle = self.handle()?;
+        let pending = handle
+            .lock()
+            .request_inline(msg_id, cell_id, msg)
+            .map(shmesh::PendingReply::into_owned)
+            .map_err(of_link)?;
+        Ok(PendingReply::new(&handle, pending))
+    }
+
+    /// Takes the oldest request, or None. Never waits.
+    fn try_receive_request(&self) -> PyResult<Option<Request>> {
+        let handle = self.handle()?;
+        let request = handle.lock().receive_request().map(|found| found.map(shmesh::Request::into_owned));
+        Ok(request.map_err(of_link)?.map(|request| Request::new(&handle, request)))
+    }
+
+    /// Sleeps until a request can be taken. False: timed out.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_request(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait_for(py, timeout, shmesh::Link::wait_request)
+    }
+
+    #[getter]
+    fn has_request(&self) -> PyResult<bool> {
+        self.with(|link| Ok(link.has_request()))
     }
 
     /// A batch to be written in place; None while all buffers are in use.

@@ -56,6 +56,7 @@ def test_the_training_example(tmp_path: Path) -> None:
         ("many_links.py", "".join(f"a message on {name}\n" for name in ["fronthaul", "midhaul", "backhaul"])),
         ("reconnect.py", "new link: True; a job\nthe server died\nnew link: False; the last job\n"),
         ("kv_metadata.py", "".join(f"rank {rank}: 3000 blocks\n" for rank in range(2))),
+        ("request_reply.py", "sum of 1000000 numbers: 499999500000\ncounted to 10\n"),
         ("weights.py", "".join(f"rank {rank}: version 4, 65536\n" for rank in range(2))),
     ],
 )

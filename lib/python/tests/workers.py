@@ -144,6 +144,64 @@ def echo(name: str, count: int) -> None:
             link.send(bytes(message), msg_id=message.msg_id)
 
 
+def serve_requests(name: str, ready: Any) -> None:
+    """Answers with the reverse, by the id of the request with other things, until it is told to stop."""
+    with shmesh.Link.create(name, requests=4) as link:
+        ready.send("serving")
+        for request in link.requests():
+            if request.msg_id == 2:
+                for number in range(int(bytes(request).split()[1])):
+                    assert request.reply(str(number).encode(), more=True, timeout=200)
+                assert request.reply(b"end", timeout=200)
+            elif request.msg_id == 7:
+                loan = link.loan(0, request.data.nbytes)
+                loan.data.view(np.uint16)[:] = request.data.view(np.uint16) * 2
+                assert request.reply(loan, msg_id=7)
+            else:
+                assert request.reply(bytes(request)[::-1])
+            if request.msg_id == 3:
+                return
+
+
+def hold_request(name: str, ready: Any) -> None:
+    """Takes a request, replies once, and has it until it is killed."""
+    with shmesh.Link.attach(name, "primary", timeout=200) as link:
+        ready.send("attached")
+        request = link.receive_request(200)
+        assert request is not None and request.reply(b"part", more=True)
+        ready.send("held")
+        time.sleep(300)
+
+
+def ask_and_wait(name: str, ready: Any) -> None:
+    with shmesh.Link.attach(name, timeout=200) as link:
+        pending = link.request(b"question", np.zeros(100))
+        ready.send("asked")
+        assert pending.wait(200) is not None
+        time.sleep(300)
+
+
+def leave_requests(pending: list[shmesh.PendingReply], requests: list[shmesh.Request], queue: Any) -> None:
+    """What comes of using requests of before the fork, and of dropping them."""
+    errors = []
+    uses = (
+        lambda: pending[0].wait(0),
+        lambda: pending[0].try_take(),
+        lambda: requests[0].msg,
+        lambda: requests[0].reply(b"x"),
+        lambda: requests[1].is_wanted,
+    )
+    for use in uses:
+        try:
+            use()
+        except shmesh.Forked:
+            errors.append("Forked")
+    pending.pop().drop()
+    requests.pop().drop()
+    del pending[:], requests[:]
+    queue.put(errors)
+
+
 def use_link(link: shmesh.Link, queue: Any) -> None:
     """The result of using a handle from before the fork."""
     try:

@@ -197,6 +197,13 @@ impl OwnedRequest {
         self.send_inline(pack(msg_id, cell_id), msg, false)
     }
 
+    /// Ends the request without a last reply, unless there was one, and keeps the message: the client gets
+    /// [`Unanswered`](ErrorKind::Unanswered) at once.
+    pub fn give_up(&mut self) {
+        let lease = self.message.lease();
+        self.writer.give_up(&**lease, lease);
+    }
+
     /// Waits until there is room for one more reply; see [`Request::wait_room`](crate::Request::wait_room).
     ///
     /// # Errors

@@ -288,12 +288,22 @@ impl ReplyWriter {
 
     pub(super) fn wait_room(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<bool> {
         lease.wait_for(timeout, lease.shared.notify, || {
-            !lease.has_reply(self.id, self.sent) || !self.is_wanted(lease)
+            self.is_over || !lease.has_reply(self.id, self.sent) || !self.is_wanted(lease)
         })
     }
 
-    /// Tells the client that there is no last reply, unless there was one, and frees the cell of an inline request. Before the
-    /// message is dropped. In a forked child nothing happens: the request is the parent's.
+    /// Tells the client that there is no last reply, unless there was one. In a forked child nothing happens: the request is the
+    /// parent's.
+    #[inline]
+    pub(super) fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
+        if !self.is_over && lease.shared.me.is_me() {
+            steps.drop_request(self.id);
+            lease.notify_seat(self.id.seat);
+        }
+        self.is_over = true;
+    }
+
+    /// As [`give_up`](Self::give_up), and frees the cell of an inline request. Before the message is dropped.
     #[inline]
     pub(super) fn end(
         &mut self,
@@ -301,10 +311,7 @@ impl ReplyWriter {
         lease: &SeatLease,
         cell: Option<(u32, MsgOwner)>,
     ) {
-        if !self.is_over && lease.shared.me.is_me() {
-            steps.drop_request(self.id);
-            lease.notify_seat(self.id.seat);
-        }
+        self.give_up(steps, lease);
         if let Some((cell, owner)) = cell {
             steps.free_inline(cell, owner);
         }
@@ -844,8 +851,8 @@ impl<'a> Request<'a> {
         self.send_inline(pack(msg_id, cell_id), msg, false)
     }
 
-    /// Waits until there is room for one more reply, or the client does not wait any more; at most `timeout` (`None`: for
-    /// ever). `false`: it timed out.
+    /// Waits until there is room for one more reply, or none can be sent: the request is over, or the client does not wait any more. At
+    /// most `timeout` (`None`: for ever). `false`: it timed out.
     ///
     /// # Errors
     /// As [`Link::wait`].

@@ -427,6 +427,7 @@ fn what_is_not_a_request_is_refused() {
     assert_eq!(kind(request.reply(client.loan().unwrap()).unwrap_err().into()), "ForeignLoan");
     assert!(request.reply_inline(1, 0, b"").unwrap());
     assert_eq!(kind(refused(request.stream_inline(1, 0, b""))), "RequestOver");
+    assert!(request.wait_room(None).unwrap(), "there is nothing to wait for");
     drop((request, pending));
     assert!(other.request_inline(1, 0, b"").is_ok(), "the refused ones hold no slot");
 
@@ -564,10 +565,14 @@ fn owned_requests_are_answered_by_worker_threads() {
     drop(to_worker);
     worker.join().unwrap();
     let foreign = self::ends("");
-    let _pending = ends.client.request_inline(1, 0, b"").unwrap();
+    let mut pending = ends.client.request_inline(1, 0, b"kept").unwrap();
     let mut request = take(&ends.server).into_owned();
     let refused = request.reply(foreign.server.loan().unwrap().into_owned()).unwrap_err();
     assert!(matches!(refused.error.kind(), ErrorKind::ForeignLoan { .. }));
+    request.give_up();
+    assert!(matches!(failure(&mut pending).kind(), ErrorKind::Unanswered { .. }));
+    assert_eq!(request.msg(), b"kept");
+    assert!(matches!(self::refused(request.reply_inline(1, 0, b"")).kind(), ErrorKind::RequestOver { .. }));
     drop((refused, request));
     assert_all_free(&ends.server);
 }

@@ -5,7 +5,7 @@
 `open`                      an array of another process, by its name
 `BatchQueue`                batches of arrays from loaders to trainers, written and read in place
 `MessageQueue`              objects from one writer to many readers, each of which gets all
-`Link`                      messages in both directions; ``asyncio`` and ``selectors`` work
+`Link`                      messages in both directions, requests and replies; ``asyncio`` and ``selectors`` work
 `DeviceSession`             device memory by keys, for processes that were named
 `GpuSession`                the same in memory of GPUs, for torch and cupy
 `attach_sysv`               an existing ``shmget`` segment as an array
@@ -42,14 +42,17 @@ from ._errors import (
     System,
     Timeout,
     TooLong,
+    Unanswered,
     Unsupported,
 )
 from ._link import Link, Participant, PeerEvent, PeerEvents, Recovered
 from ._message_queue import MessageQueue
-from ._shmesh import INLINE_MAX_BYTES, Loan, Memory, Message, __version__
+from ._request import PendingReply, Request, Requests
+from ._shmesh import INLINE_MAX_BYTES, REQUEST_INLINE_MAX_BYTES, Loan, Memory, Message, __version__
 
 __all__ = [
     "INLINE_MAX_BYTES",
+    "REQUEST_INLINE_MAX_BYTES",
     "AlreadyExists",
     "Array",
     "Batch",
@@ -78,12 +81,16 @@ __all__ = [
     "PeerDied",
     "PeerEvent",
     "PeerEvents",
+    "PendingReply",
     "ReadOnly",
     "Recovered",
+    "Request",
+    "Requests",
     "StillViewed",
     "System",
     "Timeout",
     "TooLong",
+    "Unanswered",
     "Unsupported",
     "__version__",
     "attach_sysv",

@@ -72,6 +72,10 @@ class PeerDied(Error, ConnectionError):
     """For a `MessageQueue`: the rank of the reader that died, if it had one; -1 for the writer."""
 
 
+class Unanswered(Error):
+    """The server dropped the request without a last reply."""
+
+
 class Evicted(Error):
     """This participant was declared dead: attach again."""
 

@@ -12,9 +12,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from . import _shmesh
+from . import _request, _shmesh
 from ._array import ipc_directory
 from ._errors import Closed, Invalid
+from ._request import PendingReply, Request, Requests
 from ._shmesh import INLINE_MAX_BYTES, Loan, Message
 
 __all__ = ["Link", "Participant", "PeerEvent", "PeerEvents", "Recovered"]
@@ -68,6 +69,7 @@ class Link(_shmesh.Link):
         ring_mode: Literal["mpmc", "spsc", "broadcast"] = "mpmc",
         slow: Literal["wait", "skip", "evict"] = "wait",
         history: int = 0,
+        requests: int = 0,
         receivers: Literal["many", "one"] = "many",
         backing: Literal["memfd", "named"] = "named",
         spin_us: int = 50,
@@ -86,6 +88,8 @@ class Link(_shmesh.Link):
         and the last ``history`` messages of before. ``slow`` says what a slow reader does: the writer waits for it, or it skips
         messages and counts them in ``lost``, or it is evicted after a second.
 
+        With ``requests`` each participant of the secondary side can have so many requests pending, which the primary side answers.
+
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
         comes from ``config``, a YAML file, which may have other links, too.
         """
@@ -101,6 +105,7 @@ class Link(_shmesh.Link):
                 "pools": {
                     pool: {"buf_size_bytes": int(size), "pool_len": int(count)} for pool, (size, count) in sizes.items()
                 },
+                **({"requests": {"window": requests}} if requests else {}),
                 "receivers": receivers,
                 "backing": backing,
                 "memory": {"file_mode": f"{file_mode:04o}"},
@@ -144,17 +149,26 @@ class Link(_shmesh.Link):
         if data is None and len(msg) <= INLINE_MAX_BYTES:
             self.send_inline(msg, msg_id=msg_id, cell_id=cell_id)
             return
+        loan = self._filled(msg, data, pool)
+        try:
+            loan.send(msg_id=msg_id, cell_id=cell_id)
+        except BaseException:
+            # A caller that keeps the exception keeps this frame.
+            loan.drop()
+            raise
+
+    def _filled(self, msg: bytes, data: Any, pool: str) -> Loan:
+        """A loan with a copy of ``msg``, and of ``data``."""
         source = None if data is None else _bytes_of(data)
         loan = self.loan(len(msg), None if source is None else source.size, pool=pool)
         try:
             loan.msg[:] = np.frombuffer(msg, np.uint8)
             if source is not None:
                 loan.data[:] = source
-            loan.send(msg_id=msg_id, cell_id=cell_id)
         except BaseException:
-            # A caller that keeps the exception keeps this frame.
             loan.drop()
             raise
+        return loan
 
     def send_batch(self, loans: Sequence[Loan]) -> int:
         """Sends loans in order and wakes the other side once. Returns how many; stops at the first that cannot be sent."""
@@ -186,6 +200,49 @@ class Link(_shmesh.Link):
                 if left <= 0.0:
                     break
         return None
+
+    def request(
+        self,
+        msg: bytes | bytearray | memoryview | Loan = b"",
+        data: Any = None,
+        *,
+        msg_id: int = 0,
+        cell_id: int = 0,
+        pool: str = "cpu_data",
+    ) -> PendingReply:
+        """Asks the servers of the primary side, one of which answers. Only on the secondary side of a link with ``requests``.
+
+        Sends a copy of ``msg`` and ``data``, or what is in a loan of this link. `Exhausted` with as many requests pending as the link
+        allows. A request waits for a server until it is dropped, also while none is attached.
+        """
+        return _request.make(self, msg, data, msg_id, cell_id, pool)
+
+    def receive_request(self, timeout: float | None = 0.0) -> Request | None:
+        """The oldest request; None if none comes within ``timeout`` seconds. None waits for ever. Only on the primary side."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            request = self.try_receive_request()
+            if request is not None:
+                return Request(self, request)
+            if left is not None and left <= 0.0:
+                return None
+            # Another server may be faster.
+            self.wait_request(left)
+            if deadline is not None:
+                left = max(deadline - time.monotonic(), 0.0)
+
+    async def receive_request_async(self) -> Request:
+        """The oldest request, when it has come."""
+        while True:
+            request = self.try_receive_request()
+            if request is not None:
+                return Request(self, request)
+            await self._readable(lambda: self.has_request)
+
+    def requests(self) -> Requests:
+        """Requests, as they come: for ``for`` and ``async for``."""
+        return Requests(self)
 
     def recover(self) -> Recovered:
         """Takes back what dead participants held."""

@@ -10,6 +10,7 @@ from typing_extensions import Self, disjoint_base
 __all__ = [
     "DEFAULT_DIR",
     "INLINE_MAX_BYTES",
+    "REQUEST_INLINE_MAX_BYTES",
     "Batch",
     "BatchLayout",
     "DeviceSession",
@@ -19,6 +20,8 @@ __all__ = [
     "Loan",
     "Memory",
     "Message",
+    "PendingReply",
+    "Request",
     "__version__",
     "after_fork_in_child",
     "at_exit",
@@ -26,6 +29,7 @@ __all__ = [
 
 DEFAULT_DIR: Final[str]
 INLINE_MAX_BYTES: Final[int]
+REQUEST_INLINE_MAX_BYTES: Final[int]
 __version__: Final[str]
 
 def after_fork_in_child() -> None: ...
@@ -87,6 +91,8 @@ class Loan:
     @property
     def closed(self) -> bool: ...
     def send(self, *, msg_id: int = 0, cell_id: int = 0, notify: bool = True) -> None: ...
+    def request(self, *, msg_id: int = 0, cell_id: int = 0) -> PendingReply:
+        """Makes a request of it."""
     def drop(self) -> None:
         """Gives the buffers back unsent, when the last array over them is gone."""
     def __enter__(self) -> Self: ...
@@ -116,6 +122,50 @@ class Message:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
+
+@final
+class PendingReply:
+    """A request that was made: its replies come here. Dropped, it is given up."""
+
+    def try_take(self) -> Message | None:
+        """The next reply. Never waits."""
+    def wait(self, timeout: float | None = None) -> Message | None:
+        """Waits for the next reply, without the GIL. None: timed out."""
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def is_over(self) -> bool: ...
+    def drop(self) -> None:
+        """Gives the request up."""
+
+@final
+class Request:
+    """A request that was received. Dropped before its last reply, it is unanswered."""
+
+    @property
+    def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
+    @property
+    def data(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
+    @property
+    def msg_id(self) -> int: ...
+    @property
+    def cell_id(self) -> int: ...
+    @property
+    def inline(self) -> bool: ...
+    @property
+    def client(self) -> int: ...
+    @property
+    def is_wanted(self) -> bool: ...
+    @property
+    def has_room(self) -> bool: ...
+    def reply_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0, more: bool = False) -> bool:
+        """Replies with up to 112 bytes, without a buffer. False: the client does not wait any more."""
+    def reply_loan(self, loan: Loan, *, msg_id: int = 0, cell_id: int = 0, more: bool = False) -> bool:
+        """Replies with a loan of the same link. False: the client does not wait any more."""
+    def wait_room(self, timeout: float | None = None) -> bool:
+        """Waits until there is room for one more reply, without the GIL. False: timed out."""
+    def drop(self) -> None:
+        """Ends the request; without a last reply it is unanswered."""
 
 @final
 class BatchLayout:
@@ -205,6 +255,14 @@ class Link:
         """The oldest message. Never waits."""
     def receive_batch(self, max: int = 64) -> list[Message]:
         """The oldest messages. Never waits."""
+    def request_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0) -> PendingReply:
+        """Makes a request of up to 104 bytes, without a buffer."""
+    def try_receive_request(self) -> Request | None:
+        """The oldest request. Never waits."""
+    def wait_request(self, timeout: float | None = None) -> bool:
+        """Waits until a request can be taken, without the GIL. False: timed out."""
+    @property
+    def has_request(self) -> bool: ...
     def begin_batch(self, layout: BatchLayout, meta: Any, extra: bytes) -> Batch | None:
         """A batch to be written in place; None while all buffers are in use."""
     def put_batch(self, layout: BatchLayout, extra: bytes, sources: list[np.ndarray]) -> bool:

@@ -1,0 +1,242 @@
+"""Requests and replies: a client asks, and one of the servers answers that very client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Generator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _shmesh
+from ._errors import Closed, Exhausted, Timeout
+from ._shmesh import INLINE_MAX_BYTES, REQUEST_INLINE_MAX_BYTES, Loan, Message
+
+if TYPE_CHECKING:
+    from ._link import Link
+
+__all__ = ["PendingReply", "Request", "Requests"]
+
+
+class PendingReply:
+    """A request that was made, from `Link.request`: its replies come here. Dropped, it is given up."""
+
+    def __init__(self, link: Link, pending: _shmesh.PendingReply) -> None:
+        self._link = link
+        self._pending = pending
+
+    def try_take(self) -> Message | None:
+        """The next reply; None when there is none yet. Never waits.
+
+        `PeerDied` when the server died, and `Unanswered` when it dropped the request; replies that it sent before come first.
+        """
+        return self._pending.try_take()
+
+    def wait(self, timeout: float | None = None) -> Message | None:
+        """The next reply; None if there is none within ``timeout`` seconds. None waits for ever, also for a server to attach."""
+        return self._pending.wait(timeout)
+
+    async def wait_async(self) -> Message:
+        """The next reply, when it has come. A task that is cancelled here loses no reply."""
+        while True:
+            reply = self._pending.try_take()
+            if reply is not None:
+                return reply
+            await self._link._readable(lambda: self._pending.is_ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `try_take` has a reply or an exception."""
+        return self._pending.is_ready
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last reply was taken, or the request has failed: nothing more comes."""
+        return self._pending.is_over
+
+    def drop(self) -> None:
+        """Gives the request up: replies that wait are freed, and none comes any more."""
+        self._pending.drop()
+
+    def __await__(self) -> Generator[Any, None, Message]:
+        return self.wait_async().__await__()
+
+    def __iter__(self) -> Iterator[Message]:
+        """Replies, as they come, until the last one."""
+        while not self.is_over:
+            reply = self.wait()
+            if reply is not None:
+                yield reply
+            del reply
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Replies, as they come, until the last one."""
+        while not self.is_over:
+            reply = await self.wait_async()
+            yield reply
+            del reply
+
+    def __enter__(self) -> PendingReply:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.drop()
+
+    def __repr__(self) -> str:
+        return f"<shmesh.PendingReply {self._link.name}{' over' if self.is_over else ''}>"
+
+
+class Request:
+    """A request that was received, from `Link.receive_request`. Dropped before its last reply, it is unanswered."""
+
+    def __init__(self, link: Link, request: _shmesh.Request) -> None:
+        self._link = link
+        self._request = request
+
+    @property
+    def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """What the client sent, read-only."""
+        return self._request.msg
+
+    @property
+    def data(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """The DATA part, read-only; empty when there is none."""
+        return self._request.data
+
+    @property
+    def msg_id(self) -> int:
+        return self._request.msg_id
+
+    @property
+    def cell_id(self) -> int:
+        return self._request.cell_id
+
+    @property
+    def client(self) -> int:
+        """The seat of the client, as in `Link.participants`."""
+        return self._request.client
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client still waits. False for good once it gave the request up, or ended."""
+        return self._request.is_wanted
+
+    def reply(
+        self,
+        msg: bytes | bytearray | memoryview | Loan = b"",
+        data: Any = None,
+        *,
+        more: bool = False,
+        msg_id: int = 0,
+        cell_id: int = 0,
+        pool: str = "cpu_data",
+        timeout: float | None = None,
+    ) -> bool:
+        """Sends the last, or only, reply; with ``more``, one that others follow. False: the client does not wait any more.
+
+        Sends a copy of ``msg`` and ``data``, or what is in a loan of the link. At most seven replies wait for a client; then this
+        waits until it has taken one, and raises `Timeout` after ``timeout`` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._request.has_room:
+            left = None if end is None else max(end - time.monotonic(), 0.0)
+            if not self._request.wait_room(left):
+                raise Timeout(f"link {self._link.name}: the client has not taken a reply for {timeout} s")
+        return self._send(msg, data, more, msg_id, cell_id, pool)
+
+    async def reply_async(
+        self,
+        msg: bytes | bytearray | memoryview | Loan = b"",
+        data: Any = None,
+        *,
+        more: bool = False,
+        msg_id: int = 0,
+        cell_id: int = 0,
+        pool: str = "cpu_data",
+    ) -> bool:
+        """As `reply`, in a task."""
+        while not self._request.has_room:
+            await self._link._readable(lambda: self._request.has_room)
+        return self._send(msg, data, more, msg_id, cell_id, pool)
+
+    def _send(self, msg: Any, data: Any, more: bool, msg_id: int, cell_id: int, pool: str) -> bool:
+        if isinstance(msg, Loan):
+            return self._request.reply_loan(msg, msg_id=msg_id, cell_id=cell_id, more=more)
+        msg = bytes(memoryview(msg))
+        if data is None and len(msg) <= INLINE_MAX_BYTES:
+            try:
+                return self._request.reply_inline(msg, msg_id=msg_id, cell_id=cell_id, more=more)
+            except Exhausted:
+                # No inline cell is free; a buffer may be.
+                pass
+        loan = self._link._filled(msg, data, pool)
+        try:
+            return self._request.reply_loan(loan, msg_id=msg_id, cell_id=cell_id, more=more)
+        finally:
+            # One that was not sent. A caller that keeps an exception keeps this frame.
+            loan.drop()
+
+    def drop(self) -> None:
+        """Ends the request; without a last reply it is unanswered. Its buffers are free when its arrays are gone."""
+        self._request.drop()
+
+    def __bytes__(self) -> bytes:
+        """A copy of the MSG part."""
+        return self._request.msg.tobytes()
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.drop()
+
+    def __repr__(self) -> str:
+        return f"<shmesh.Request {self._link.name} client {self.client}>"
+
+
+class Requests:
+    """Requests of a link, as they come, until it is closed: from `Link.requests`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __iter__(self) -> Iterator[Request]:
+        while True:
+            try:
+                request = self._link.receive_request(None)
+            except Closed:
+                return
+            if request is not None:
+                yield request
+            del request
+
+    async def __aiter__(self) -> AsyncIterator[Request]:
+        while True:
+            try:
+                request = await self._link.receive_request_async()
+            except Closed:
+                return
+            yield request
+            del request
+
+
+def make(
+    link: Link, msg: bytes | bytearray | memoryview | Loan, data: Any, msg_id: int, cell_id: int, pool: str
+) -> PendingReply:
+    """Makes a request."""
+    if isinstance(msg, Loan):
+        return PendingReply(link, msg.request(msg_id=msg_id, cell_id=cell_id))
+    msg = bytes(memoryview(msg))
+    if data is None and len(msg) <= REQUEST_INLINE_MAX_BYTES:
+        return PendingReply(link, link.request_inline(msg, msg_id=msg_id, cell_id=cell_id))
+    loan = link._filled(msg, data, pool)
+    try:
+        return PendingReply(link, loan.request(msg_id=msg_id, cell_id=cell_id))
+    finally:
+        # One of which no request was made.
+        loan.drop()

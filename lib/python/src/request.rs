@@ -1,0 +1,241 @@
+//! [`PendingReply`] and [`Request`]: what a client and a server have of a request.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use shmesh::{OwnedPendingReply, OwnedRequest};
+
+use crate::error::{error, forked, of_link};
+use crate::held::{Handle, Loan, Message, Part};
+use crate::link::{ENDING, SLICE, Waiting, duration_of};
+use crate::view;
+
+fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits in slices, between which Python may handle signals, until `wait` says that there is something; it says None when the request
+/// was given up. False: timed out.
+fn wait_in_slices(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    wait: impl Fn(Duration) -> Option<shmesh::Result<bool>> + Sync,
+) -> PyResult<bool> {
+    let deadline = match timeout {
+        Some(seconds) => Instant::now().checked_add(duration_of(seconds)?),
+        None => None,
+    };
+    let waiting = Waiting::new();
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // An exception takes the interpreter, which is not waited for with a lock.
+        let there = py.detach(|| wait(left.map_or(SLICE, |left| left.min(SLICE))));
+        if there.ok_or_else(given_up)?.map_err(of_link)? {
+            return Ok(true);
+        }
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(false);
+        }
+        if ENDING.get().is_some_and(|thread| *thread != std::thread::current().id()) {
+            py.detach(|| {
+                drop(waiting);
+                // The interpreter stops this thread here.
+                loop {
+                    std::thread::park();
+                }
+            });
+        }
+        py.check_signals()?;
+    }
+}
+
+fn given_up() -> PyErr {
+    error("Closed", "this request was given up; make another")
+}
+
+/// A request that was made: its replies come here. Dropped, it is given up.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct PendingReply {
+    /// None: it was given up.
+    pending: Mutex<Option<OwnedPendingReply>>,
+    handle: Arc<Handle>,
+}
+
+impl PendingReply {
+    pub(crate) fn new(handle: &Arc<Handle>, pending: OwnedPendingReply) -> Self {
+        Self { pending: Mutex::new(Some(pending)), handle: Arc::clone(handle) }
+    }
+
+    /// Without the interpreter, as another thread may wait with the lock.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut OwnedPendingReply) -> shmesh::Result<T> + Send,
+    ) -> PyResult<T> {
+        if !self.handle.is_here() {
+            return Err(forked("pending reply"));
+        }
+        let done = py.detach(|| lock(&self.pending).as_mut().map(act));
+        done.ok_or_else(given_up)?.map_err(of_link)
+    }
+}
+
+#[pymethods]
+impl PendingReply {
+    /// Takes the next reply, or None. Never waits.
+    fn try_take(&self, py: Python<'_>) -> PyResult<Option<Message>> {
+        let reply = self.with(py, OwnedPendingReply::try_take)?;
+        Ok(reply.map(|reply| Message::reply(&self.handle, reply)))
+    }
+
+    /// Waits for the next reply. None: timed out.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Message>> {
+        let reply = Mutex::new(self.with(py, OwnedPendingReply::try_take)?);
+        if lock(&reply).is_none() {
+            wait_in_slices(py, timeout, |slice| {
+                let taken = lock(&self.pending).as_mut()?.wait(Some(slice));
+                Some(taken.map(|taken| {
+                    *lock(&reply) = taken;
+                    lock(&reply).is_some()
+                }))
+            })?;
+        }
+        let reply = reply.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(reply.map(|reply| Message::reply(&self.handle, reply)))
+    }
+
+    /// Whether `try_take` has a reply or an exception.
+    #[getter]
+    fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |pending| Ok(pending.is_ready()))
+    }
+
+    /// Whether the last reply was taken, or the request failed or was given up.
+    #[getter]
+    fn is_over(&self, py: Python<'_>) -> bool {
+        py.detach(|| lock(&self.pending).as_ref().is_none_or(OwnedPendingReply::is_over))
+    }
+
+    /// Gives the request up: replies that wait are freed, and none comes any more.
+    fn drop(&self, py: Python<'_>) {
+        py.detach(|| drop(lock(&self.pending).take()));
+    }
+}
+
+/// What the arrays over a request keep.
+struct RequestHold {
+    request: Mutex<OwnedRequest>,
+    handle: Arc<Handle>,
+}
+
+/// A request that was received. Dropped before its last reply, it is unanswered.
+#[pyclass(frozen, module = "shmesh._shmesh")]
+pub(crate) struct Request {
+    hold: Arc<RequestHold>,
+    #[pyo3(get)]
+    msg_id: i32,
+    #[pyo3(get)]
+    cell_id: i32,
+    #[pyo3(get)]
+    inline: bool,
+    /// The seat of the client.
+    #[pyo3(get)]
+    client: u8,
+}
+
+impl Request {
+    pub(crate) fn new(handle: &Arc<Handle>, request: OwnedRequest) -> Self {
+        let (msg_id, cell_id, inline) = (request.msg_id(), request.cell_id(), request.is_inline());
+        let client = request.client().value();
+        let hold = Arc::new(RequestHold { request: Mutex::new(request), handle: Arc::clone(handle) });
+        Self { hold, msg_id, cell_id, inline, client }
+    }
+
+    fn hold(&self) -> PyResult<&Arc<RequestHold>> {
+        if self.hold.handle.is_here() { Ok(&self.hold) } else { Err(forked("request")) }
+    }
+
+    #[expect(unsafe_code, reason = "the bytes are those of a message that the hold keeps")]
+    fn array<'py>(
+        &self,
+        py: Python<'py>,
+        part: impl FnOnce(&OwnedRequest) -> &[u8],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let hold = Arc::clone(self.hold()?);
+        let Part { start, len } = Part::of(part(&lock(&hold.request)));
+        // SAFETY: the part is of the request's message, which the hold keeps until the array is gone.
+        unsafe { view::bytes(py, start, len, false, hold) }
+    }
+}
+
+#[pymethods]
+impl Request {
+    /// The MSG part, read-only.
+    #[getter]
+    fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.array(py, |request| request.msg())
+    }
+
+    /// The DATA part, read-only; empty when there is none.
+    #[getter]
+    fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.array(py, |request| request.data())
+    }
+
+    /// Whether the client still waits.
+    #[getter]
+    fn is_wanted(&self) -> PyResult<bool> {
+        Ok(lock(&self.hold()?.request).is_wanted())
+    }
+
+    /// Replies with up to 112 bytes, without a buffer. False: the client does not wait any more.
+    #[pyo3(signature = (msg, *, msg_id=0, cell_id=0, more=false))]
+    fn reply_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32, more: bool) -> PyResult<bool> {
+        let hold = self.hold()?;
+        let sent = match more {
+            true => lock(&hold.request).stream_inline(msg_id, cell_id, msg),
+            false => lock(&hold.request).reply_inline(msg_id, cell_id, msg),
+        };
+        sent.map_err(of_link)
+    }
+
+    /// Replies with a loan of the same link. False: the client does not wait any more.
+    #[pyo3(signature = (loan, *, msg_id=0, cell_id=0, more=false))]
+    fn reply_loan(&self, loan: &Loan, msg_id: i32, cell_id: i32, more: bool) -> PyResult<bool> {
+        let hold = self.hold()?;
+        let (_, sent) = loan.give(msg_id, cell_id, |link, loan| {
+            let (mut request, loan) = (lock(&hold.request), loan.into_owned());
+            let sent = if more { request.stream(loan) } else { request.reply(loan) };
+            sent.map_err(|failed| (link.adopt(failed.loan).ok(), failed.error))
+        })?;
+        Ok(sent)
+    }
+
+    /// Sleeps until there is room for one more reply, or the client does not wait any more. False: timed out.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_room(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let hold = self.hold()?;
+        wait_in_slices(py, timeout, |slice| Some(lock(&hold.request).wait_room(Some(slice))))
+    }
+
+    /// Whether there is room for one more reply, or the client does not wait any more.
+    #[getter]
+    fn has_room(&self) -> PyResult<bool> {
+        let has_room = lock(&self.hold()?.request).wait_room(Some(Duration::ZERO));
+        has_room.map_err(of_link)
+    }
+
+    /// Ends the request; without a last reply it is unanswered. Its buffers are free when its arrays are gone.
+    fn drop(&self) {
+        lock(&self.hold.request).give_up();
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // Arrays may keep the message, and not the client.
+        lock(&self.hold.request).give_up();
+    }
+}
