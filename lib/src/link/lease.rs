@@ -25,7 +25,7 @@ pub(super) struct SeatLease {
     pub(super) me: Participant,
     window: Arc<Window>,
     /// Number of threads that sleep until a message or reply is sent to this seat.
-    asleep: Mutex<u32>,
+    pub(super) asleep: Arc<Mutex<u32>>,
     /// While it has a seat, the process stays present on the link and its monitor runs.
     _attachment: Arc<Attachment>,
 }
@@ -36,7 +36,7 @@ impl SeatLease {
             shared: Arc::clone(shared),
             me: endpoint.me,
             window: Arc::clone(&endpoint.requester.window),
-            asleep: Mutex::new(0),
+            asleep: Arc::default(),
             _attachment: Arc::clone(attachment),
         })
     }

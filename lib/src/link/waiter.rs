@@ -17,13 +17,13 @@ use crate::sync::spin;
 pub struct Waiter {
     shared: Arc<Shared>,
     me: Participant,
-    /// Threads that sleep. The seat has one bit for all of them.
-    asleep: Mutex<u32>,
+    /// Threads that sleep, with this waiter or otherwise. The seat has one bit for all of them.
+    asleep: Arc<Mutex<u32>>,
 }
 
 impl Link {
-    /// A waiter of this handle. While a thread waits with it, do not wait with the handle or with a second waiter, or a notification
-    /// may wake one of the two only, and the other a second later.
+    /// A waiter of this handle. Meanwhile other threads may wait with the handle, with further waiters and with the handle's
+    /// [`OwnedPendingReply`](super::OwnedPendingReply)s: a notification wakes all of them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -43,7 +43,11 @@ impl Link {
     /// ```
     #[must_use]
     pub fn waiter(&self) -> Waiter {
-        Waiter { shared: Arc::clone(&self.shared), me: self.endpoint.me, asleep: Mutex::new(0) }
+        Waiter {
+            shared: Arc::clone(&self.shared),
+            me: self.endpoint.me,
+            asleep: Arc::clone(&self.lease.asleep),
+        }
     }
 }
 
