@@ -11,19 +11,19 @@ use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory, DeviceUuid};
 
 use crate::dlpack::Tensor;
 use crate::error::{error, forked, system};
-use crate::fork::Made;
+use crate::fork::ForkGuard;
 use crate::session::BrokerSession;
 
 /// Memory that arrays and a session share.
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) memory: Arc<CudaMemory>,
-    made: Made,
+    made: ForkGuard,
 }
 
 impl Region {
     fn of(memory: Arc<CudaMemory>) -> Self {
-        Self { memory, made: Made::here() }
+        Self { memory, made: ForkGuard::here() }
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn error(class: &str, text: impl Display) -> PyErr {
     })
 }
 
-/// What the kernel said, and to what.
+/// The error of a failed system call.
 pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
     let class = match source.raw_os_error() {
         Some(errno::EACCES | errno::EPERM) => "Denied",
@@ -37,7 +37,7 @@ pub(crate) fn system(doing: &str, source: &std::io::Error) -> PyErr {
     error(class, format_args!("cannot {doing}: {source}{remedy}"))
 }
 
-/// An error of the transport, with what is behind it.
+/// An error of the transport, with its causes.
 pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
     let class = match failed.kind() {
         ErrorKind::Name(_) | ErrorKind::Config(_) => "Invalid",

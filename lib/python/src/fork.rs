@@ -2,11 +2,11 @@
 
 pub(crate) use shmesh_sys::fork::{generation, watch};
 
-/// Refuses a handle that was made before a fork.
+/// Detects whether a handle was created before a fork.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made(usize);
+pub(crate) struct ForkGuard(usize);
 
-impl Made {
+impl ForkGuard {
     pub(crate) fn here() -> Self {
         Self(generation())
     }

@@ -1,7 +1,7 @@
-//! Buffers of a link in the hands of Python: [`Loan`] and [`Message`].
+//! Buffers of a link that Python uses: [`Loan`] and [`Message`].
 //!
-//! Arrays over a buffer keep it. So a loan cannot be sent while any lives, because numpy could go on writing what others
-//! read; and the buffers of a message are free again when the message and the last of its arrays are gone.
+//! Arrays over a buffer keep it alive. So a loan cannot be sent while one of its arrays is alive, because numpy could still
+//! write what others read. The buffers of a message are released when the message and the last of its arrays are gone.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,17 +12,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{error, forked, of_link};
-use crate::fork::Made;
+use crate::fork::ForkGuard;
 use crate::request::PendingReply;
 use crate::view;
 
-/// A participant, which one thread uses at a time.
+/// A participant of a link, which one thread uses at a time.
 #[derive(Debug)]
 pub(crate) struct Handle {
     link: Mutex<shmesh::Link>,
-    /// Messages that are released are posted, for senders that wait for buffers, when there are so many; 0: never.
+    /// Number of released messages after which to post, for senders that wait for buffers; 0 for never.
     post_after: AtomicUsize,
-    /// Those that were released and not posted yet. Changed by who has the lock.
+    /// Number of messages released since the last post. Changed under the lock.
     unposted: AtomicUsize,
     /// Each message that is released is notified of, for a writer that waits for room.
     notify_releases: AtomicBool,
@@ -30,9 +30,9 @@ pub(crate) struct Handle {
     waiter: shmesh::Waiter,
     /// Threads that wait stop.
     closed: AtomicBool,
-    /// Loans of batches are not sent any more: consumers may have seen the end of the queue.
+    /// Batches can no longer be sent: consumers may have seen the end of the queue.
     finished: AtomicBool,
-    made: Made,
+    made: ForkGuard,
 }
 
 impl Handle {
@@ -45,7 +45,7 @@ impl Handle {
             post_after: AtomicUsize::new(0),
             unposted: AtomicUsize::new(0),
             finished: AtomicBool::new(false),
-            made: Made::here(),
+            made: ForkGuard::here(),
         }
     }
 
@@ -76,7 +76,7 @@ impl Handle {
         self.finished.store(true, Ordering::Relaxed);
     }
 
-    /// Counts a message that was released. Waking a sender for each buffer costs more than it is worth.
+    /// Counts a released message. Waking a sender for each buffer would cost more than it gains.
     fn released(&self, link: &shmesh::Link) {
         if self.notify_releases.load(Ordering::Relaxed) {
             // A writer that is not woken looks again within a second.
@@ -88,10 +88,10 @@ impl Handle {
         }
     }
 
-    /// Posts what was released: each may wake another sender.
+    /// Posts once for each message released since the last time. Each post may wake another sender.
     pub(crate) fn post_now(&self, link: &shmesh::Link) {
         for _ in 0..self.unposted.swap(0, Ordering::Relaxed) {
-            // A link without notification has nobody who waits for it.
+            // On a link without notification, no sender waits for posts.
             let _ = link.post();
         }
     }
@@ -100,13 +100,13 @@ impl Handle {
         self.made.is_here()
     }
 
-    /// Nobody may wait for the interpreter while holding this, as somebody who has the interpreter may wait for it.
+    /// Do not wait for the interpreter while holding this lock: a thread with the interpreter may wait for the lock.
     pub(crate) fn lock(&self) -> MutexGuard<'_, shmesh::Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Some bytes of a buffer.
+/// Address and length of some bytes of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) start: NonNull<u8>,
@@ -123,10 +123,10 @@ impl Part {
     }
 }
 
-/// A loan or message with the participant that it came from.
+/// A loan or message, with the participant that it borrows from.
 #[derive(Debug)]
 pub(crate) struct Hold<T> {
-    /// Borrows from the participant below, which outlives it; touched only with that locked.
+    /// Borrows from the participant below, which outlives it. Only accessed while that is locked.
     item: Mutex<Option<T>>,
     msg: Part,
     pub(crate) data: Part,
@@ -138,7 +138,7 @@ pub(crate) struct Hold<T> {
     unsafe_code,
     reason = "loans and messages point to a participant that may move between threads, but is no `Sync`"
 )]
-// SAFETY: `item` is touched only while `handle` is locked, so that one thread at a time uses the participant. The parts are
+// SAFETY: `item` is only accessed while `handle` is locked, so one thread at a time uses the participant. The parts are
 // pointers, which only arrays read and write.
 unsafe impl<T> Send for Hold<T> {}
 #[expect(unsafe_code, reason = "as above")]
@@ -158,7 +158,7 @@ impl<T> Hold<T> {
 impl<T> Drop for Hold<T> {
     fn drop(&mut self) {
         if !self.handle.made.is_here() {
-            // The parent's buffers: a child gives nothing back.
+            // The buffers belong to the parent: a forked child releases nothing.
             std::mem::forget(self.take());
             return;
         }
@@ -172,11 +172,11 @@ impl<T> Drop for Hold<T> {
 }
 
 pub(crate) type LoanHold = Hold<shmesh::Loan<'static>>;
-pub(crate) type MessageHold = Hold<Received>;
+pub(crate) type MessageHold = Hold<HeldMessage>;
 
 /// A message, from a ring or from a reply slot.
 #[derive(Debug)]
-pub(crate) enum Received {
+pub(crate) enum HeldMessage {
     Message(shmesh::Message<'static>),
     Reply(shmesh::OwnedMessage),
 }
@@ -186,8 +186,8 @@ pub(crate) enum Received {
     reason = "a participant on the heap, whose loans and messages are kept beside a reference to it"
 )]
 fn unbound(link: &shmesh::Link) -> &'static shmesh::Link {
-    // SAFETY: the participant is inside of an `Arc<Handle>`, which does not move; whoever calls this puts what it borrows
-    // into a `Hold` with that `Arc`, and the hold drops the one before the other.
+    // SAFETY: the participant is in an `Arc<Handle>`, which does not move. The caller puts what it borrows into a `Hold`
+    // with that `Arc`, which drops the borrow first.
     unsafe { &*std::ptr::from_ref(link) }
 }
 
@@ -198,12 +198,12 @@ fn array<'py, T: 'static>(
     part: Part,
     writable: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the part was given by the loan or message, which the hold keeps until the array is gone, and a loan is not sent
+    // SAFETY: the part comes from the loan or message, which the hold keeps until the array is gone. A loan is not sent
     // before that.
     unsafe { view::bytes(py, part.start, part.len, writable, Arc::clone(hold)) }
 }
 
-/// A message being written. What is in `msg` and `data` is sent where it lies.
+/// A message being written. The contents of `msg` and `data` are sent without a copy.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Loan(Mutex<Option<Arc<LoanHold>>>);
 
@@ -216,7 +216,7 @@ impl Loan {
         Self::take_with(handle, msg, |_| (), data)
     }
 
-    /// A loan whose MSG part, of `msg` bytes, `write` has written.
+    /// A loan with a MSG part of `msg` bytes, written by `write`.
     pub(crate) fn take_with(
         handle: &Arc<Handle>,
         msg: usize,
@@ -250,7 +250,7 @@ impl Loan {
         error("Closed", "this loan was sent or dropped; take another")
     }
 
-    /// Whether the participant that it came from sends no more batches.
+    /// Whether its participant can no longer send batches.
     pub(crate) fn is_late(&self) -> bool {
         self.place().as_ref().is_some_and(|hold| hold.handle.finished.load(Ordering::Relaxed))
     }
@@ -261,7 +261,7 @@ impl Loan {
         if hold.handle.made.is_here() { Ok(hold) } else { Err(forked("loan")) }
     }
 
-    /// As [`hold`](Self::hold), without keeping it: another thread that sends it would take that for an array.
+    /// As [`hold`](Self::hold), without a reference, which another thread that sends the loan would take for an array.
     fn is_open(&self) -> PyResult<()> {
         let is_here = self.place().as_ref().map(|hold| hold.handle.made.is_here());
         match is_here {
@@ -271,10 +271,10 @@ impl Loan {
         }
     }
 
-    /// The hold alone, if no array over it lives.
+    /// The hold, if no array over it is alive.
     fn unviewed(&self) -> Result<Option<Arc<LoanHold>>, usize> {
         let mut place = self.place();
-        // Not by the count alone: what was written through views that are gone must be visible.
+        // Not by the count alone: what was written through dropped views must be visible.
         if place.as_mut().is_none_or(|hold| Arc::get_mut(hold).is_some()) {
             return Ok(place.take());
         }
@@ -287,7 +287,7 @@ impl Loan {
             Ok(if notify { link.notify() } else { Ok(()) })
         })?;
         match notified {
-            // It is sent, whether somebody could be woken or not: a link may have no notification.
+            // It was sent, even if no receiver could be woken: the link may have no notification.
             Err(error) if !matches!(error.kind(), shmesh::ErrorKind::NoNotification { .. }) => {
                 Err(of_link(error))
             }
@@ -295,8 +295,8 @@ impl Loan {
         }
     }
 
-    /// Gives the loan away, unless arrays over it live. One that `give` returns with an error stays here. Also returns the participant
-    /// that it came from.
+    /// Passes the loan to `give`, unless arrays over it are alive. If `give` returns it with an error, it stays here. Also
+    /// returns its participant.
     pub(crate) fn give<T>(
         &self,
         msg_id: i32,
@@ -342,14 +342,14 @@ impl Loan {
 
 #[pymethods]
 impl Loan {
-    /// The MSG part, writable.
+    /// The MSG part, as a writable array.
     #[getter]
     fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
         array(py, &hold, hold.msg, true)
     }
 
-    /// The DATA part, writable; empty when there is none.
+    /// The DATA part, as a writable array; empty without one.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
@@ -361,7 +361,7 @@ impl Loan {
         self.do_send(msg_id, cell_id, notify)
     }
 
-    /// Makes a request of it.
+    /// Sends the loan as a request.
     #[pyo3(signature = (*, msg_id=0, cell_id=0))]
     fn request(&self, msg_id: i32, cell_id: i32) -> PyResult<PendingReply> {
         let (handle, pending) = self.give(msg_id, cell_id, |link, loan| {
@@ -371,7 +371,7 @@ impl Loan {
         Ok(PendingReply::new(&handle, pending))
     }
 
-    /// Gives the buffers back unsent, when the last array over them is gone.
+    /// Releases the buffers without sending, when the last array over them is gone.
     pub(crate) fn drop(&self) {
         let hold = self.place().take();
         drop(hold);
@@ -386,7 +386,7 @@ impl Loan {
         slf
     }
 
-    /// Sends it, unless an exception came or it was sent already.
+    /// Sends the loan, unless there was an exception or it was sent already.
     fn __exit__(
         &self,
         kind: &Bound<'_, PyAny>,
@@ -402,7 +402,7 @@ impl Loan {
     }
 }
 
-/// A received message: read-only, and its buffers are the receiver's until it and its arrays are gone.
+/// A received message: read-only, and it keeps its buffers until it and its arrays are gone.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Message {
     hold: Mutex<Option<Arc<MessageHold>>>,
@@ -415,7 +415,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    fn keep(handle: &Arc<Handle>, message: Received) -> Self {
+    fn keep(handle: &Arc<Handle>, message: HeldMessage) -> Self {
         macro_rules! read {
             ($message:expr) => {{
                 let parts = (Part::of($message.msg()), Part::of($message.data()));
@@ -423,8 +423,8 @@ impl Message {
             }};
         }
         let (msg_id, cell_id, inline, (msg, data)) = match &message {
-            Received::Message(message) => read!(message),
-            Received::Reply(message) => read!(message),
+            HeldMessage::Message(message) => read!(message),
+            HeldMessage::Reply(message) => read!(message),
         };
         let hold =
             Hold { item: Mutex::new(Some(message)), msg, data, received: true, handle: Arc::clone(handle) };
@@ -432,23 +432,27 @@ impl Message {
     }
 
     pub(crate) fn reply(handle: &Arc<Handle>, reply: shmesh::OwnedMessage) -> Self {
-        Self::keep(handle, Received::Reply(reply))
+        Self::keep(handle, HeldMessage::Reply(reply))
     }
 
     pub(crate) fn take(handle: &Arc<Handle>) -> shmesh::Result<Option<Self>> {
         let link = handle.lock();
-        let message = unbound(&link).receive()?.map(|message| Self::keep(handle, Received::Message(message)));
+        let message =
+            unbound(&link).receive()?.map(|message| Self::keep(handle, HeldMessage::Message(message)));
         drop(link);
         Ok(message)
     }
 
-    /// Up to `max` messages. Those before an error are kept.
+    /// Receives up to `max` messages. Those before an error are kept.
     pub(crate) fn take_batch(handle: &Arc<Handle>, max: usize) -> shmesh::Result<Vec<Self>> {
         let link = handle.lock();
         let mut messages = Vec::new();
         let failed = unbound(&link).receive_batch(&mut messages, max).err();
-        let messages: Vec<_> =
-            messages.into_iter().map(Received::Message).map(|message| Self::keep(handle, message)).collect();
+        let messages: Vec<_> = messages
+            .into_iter()
+            .map(HeldMessage::Message)
+            .map(|message| Self::keep(handle, message))
+            .collect();
         drop(link);
         match failed {
             Some(error) if messages.is_empty() => Err(error),
@@ -460,11 +464,11 @@ impl Message {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its MSG part, which the sender may still write if it is hostile: read each byte once.
+    /// Reads its MSG part, which a hostile sender can still change: read each byte only once.
     #[expect(unsafe_code, reason = "the bytes of a message that is held")]
     pub(crate) fn with_msg<T>(&self, read: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
         let hold = self.hold()?;
-        // SAFETY: the message gave the part, and is held until `read` returns.
+        // SAFETY: the part comes from the message, which is held until `read` returns.
         Ok(read(unsafe { std::slice::from_raw_parts(hold.msg.start.as_ptr(), hold.msg.len) }))
     }
 
@@ -477,26 +481,26 @@ impl Message {
 
 #[pymethods]
 impl Message {
-    /// The MSG part, read-only.
+    /// The MSG part, as a read-only array.
     #[getter]
     fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
         array(py, &hold, hold.msg, false)
     }
 
-    /// The DATA part, read-only; empty when there is none.
+    /// The DATA part, as a read-only array; empty without one.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
         array(py, &hold, hold.data, false)
     }
 
-    /// A copy of the MSG part.
+    /// A copy of the MSG part, as bytes.
     fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         self.with_msg(|bytes| PyBytes::new(py, bytes))
     }
 
-    /// Gives up the message; its buffers are free when the last array over them is gone.
+    /// Releases the message. Its buffers are free when the last array over them is gone.
     pub(crate) fn release(&self) {
         let hold = self.place().take();
         drop(hold);

@@ -1,4 +1,4 @@
-//! `shmesh._shmesh`: what the Python package `shmesh` is made of.
+//! `shmesh._shmesh`: the native module of the Python package `shmesh`.
 //!
 //! | file | concept |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and how others use it in place |
 //! | `fork.rs`, `error.rs` | which handles a child may not use; errors as classes of `shmesh._errors` |
 //!
-//! What needs shapes, types or `asyncio` is Python: `python/shmesh`.
+//! Code that needs shapes, types or `asyncio` is in Python: `python/shmesh`.
 
 mod batch;
 mod cuda;
@@ -52,7 +52,7 @@ mod _shmesh {
     #[pymodule_export]
     use crate::request::{PendingReply, Request};
 
-    /// What the package calls when it is imported.
+    /// Called when the package is imported.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::fork::watch();

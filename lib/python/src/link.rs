@@ -15,25 +15,26 @@ use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use crate::batch::{self, Batch, BatchLayout, KnownLayouts};
 use crate::error::{error, forked, of_link, system};
-use crate::fork::Made;
+use crate::fork::ForkGuard;
 use crate::held::{Handle, Loan, Message};
 use crate::request::{PendingReply, Request};
 
-/// How long a wait goes without looking whether Python has a signal to handle.
+/// How long a wait continues before it checks for signals for Python.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
-/// The thread in which the interpreter ends, once it does.
+/// The thread in which the interpreter ends.
 pub(crate) static ENDING: OnceLock<ThreadId> = OnceLock::new();
-/// Threads that wait.
+/// Number of threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// The handles that threads wait with, without looking whether the interpreter ends. Locked by who has the interpreter only.
+/// The handles with which threads wait without checking for the end of the interpreter. Only locked by threads with the
+/// interpreter.
 static WAITING_WITH: Mutex<Vec<Arc<Handle>>> = Mutex::new(Vec::new());
-/// How long a wait goes without looking whether Python has a signal that another thread has got, or that came just before it.
+/// How long a wait continues before it checks for signals that another thread got, or that arrived just before it.
 const LOOK_FOR_SIGNALS: Duration = Duration::from_secs(1);
-/// How long the end of the interpreter takes for threads that wait to leave their links.
+/// How long the end of the interpreter waits for such threads to detach from their links.
 const LEAVING: Duration = Duration::from_secs(1);
 
-/// Has threads that wait leave their links: the interpreter stops them where they are, and they would stay for ever.
+/// Makes threads that wait detach from their links: the interpreter stops them for ever, and they would stay attached.
 pub(crate) fn at_exit(py: Python<'_>) {
     let _ = ENDING.set(std::thread::current().id());
     for handle in waiting_with().iter() {
@@ -45,10 +46,10 @@ pub(crate) fn at_exit(py: Python<'_>) {
     }
 }
 
-/// The threads that wait are the parent's.
+/// The threads that wait belong to the parent.
 pub(crate) fn after_fork_in_child() {
     WAITING.store(0, Ordering::Relaxed);
-    // They are the parent's too: dropped here, they would leave the parent's links.
+    // They belong to the parent, too: dropped here, they would detach from the parent's links.
     if let Ok(mut all) = WAITING_WITH.try_lock() {
         std::mem::forget(std::mem::take(&mut *all));
     }
@@ -58,7 +59,7 @@ fn waiting_with() -> MutexGuard<'static, Vec<Arc<Handle>>> {
     WAITING_WITH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A handle that a thread waits with.
+/// A handle with which a thread waits.
 struct WaitingWith(Arc<Handle>);
 
 impl WaitingWith {
@@ -78,17 +79,17 @@ impl Drop for WaitingWith {
     }
 }
 
-/// A thread that waits.
-pub(crate) struct Waiting;
+/// Counts a thread that waits, as long as it lives.
+pub(crate) struct WaitCount;
 
-impl Waiting {
+impl WaitCount {
     pub(crate) fn new() -> Self {
         WAITING.fetch_add(1, Ordering::Relaxed);
         Self
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitCount {
     fn drop(&mut self) {
         WAITING.fetch_sub(1, Ordering::Relaxed);
     }
@@ -97,14 +98,15 @@ impl Drop for Waiting {
 /// Seat, side, process, and whether it lives.
 type Seat = (u8, &'static str, u32, Option<bool>);
 
-/// Kind, seat, side, process, and how many were missed.
+/// Kind, seat, side, process, and number of missed participants.
 type Event = (&'static str, u8, &'static str, u32, u32);
 
 fn is_ending() -> bool {
     ENDING.get().is_some_and(|thread| *thread != std::thread::current().id())
 }
 
-/// Whether a message with a DATA part in `pool`, or without one, would find buffers. Also when asking fails: sending says why.
+/// Whether there are free buffers for a message, with a DATA part in `pool` if it is given. Also true if that cannot be
+/// determined, because sending reports why.
 fn has_room(link: &shmesh::Link, pool: Option<PoolId>) -> bool {
     let loaned = match pool {
         Some(pool) => link.loan_with(pool),
@@ -118,11 +120,11 @@ fn name_of(side: Side) -> &'static str {
 }
 
 struct Open {
-    /// Sends and receives.
+    /// The participant that sends and receives.
     handle: Arc<Handle>,
-    /// Waits, with a seat of its own, so that other threads can send meanwhile. Made when it is first needed.
+    /// Another participant for waiting, so that other threads can send meanwhile. Created on first use.
     waiter: Option<Arc<Handle>>,
-    /// In the table of participants.
+    /// The waiter in the table of participants.
     waiter_seat: Option<(SeatIndex, SeatWord)>,
 }
 
@@ -131,7 +133,7 @@ struct Open {
 pub(crate) struct Link {
     open: Mutex<Option<Open>>,
     layouts: KnownLayouts,
-    made: Made,
+    made: ForkGuard,
     #[pyo3(get)]
     name: String,
     #[pyo3(get)]
@@ -164,7 +166,7 @@ pub(crate) fn duration_of(seconds: f64) -> PyResult<Duration> {
     })
 }
 
-/// The kind of an event and of whom it is, if it is of one participant.
+/// The kind of an event, and its participant, if it has one.
 fn peer_of(event: &PeerEvent) -> Option<(&'static str, Participant)> {
     match *event {
         PeerEvent::Attached(peer) => Some(("attached", peer)),
@@ -175,7 +177,7 @@ fn peer_of(event: &PeerEvent) -> Option<(&'static str, Participant)> {
     }
 }
 
-/// Attaches, as soon as the link is there. The handlers of signals may end it.
+/// Attaches as soon as the link exists. A signal handler may end the wait.
 fn attach(
     py: Python<'_>,
     options: &LinkOptions,
@@ -220,7 +222,7 @@ impl Link {
         error("Closed", format_args!("link {}: this handle was closed; attach again", self.name))
     }
 
-    /// Does something that takes no time with the participant.
+    /// Calls `act` with the participant. It must not block.
     fn with<T>(&self, act: impl FnOnce(&shmesh::Link) -> shmesh::Result<T>) -> PyResult<T> {
         let handle = self.handle()?;
         let done = act(&handle.lock());
@@ -229,7 +231,7 @@ impl Link {
 
     fn waiter(&self) -> PyResult<Arc<Handle>> {
         let handle = self.handle()?;
-        // Another seat would be another reader, which reads nothing: it would hold the writer up.
+        // Another seat would be another reader, which never reads and would block the writer.
         if self.side == name_of(Side::Secondary) && handle.lock().readers() > 0 {
             return Ok(handle);
         }
@@ -265,7 +267,7 @@ impl Link {
         self.sleep_until(py, timeout, wait)
     }
 
-    /// Waits with the waiter until `wait` says that there is something.
+    /// Waits with the waiter until `wait` returns true.
     fn sleep_until(
         &self,
         py: Python<'_>,
@@ -277,7 +279,7 @@ impl Link {
             None => None,
         };
         let waiter = self.waiter()?;
-        let waiting = Waiting::new();
+        let waiting = WaitCount::new();
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -292,12 +294,12 @@ impl Link {
                 self.leave(py, waiter, waiting);
             }
             py.check_signals()?;
-            // Closed meanwhile, by another thread.
+            // Another thread may have closed it meanwhile.
             drop(self.handle()?);
         }
     }
 
-    /// Waits until `ready`, without a seat of its own and without holding the handle. False: the time is over.
+    /// Waits until `ready`, without a seat of its own and without holding the handle. Returns false if it timed out.
     fn wait_until(
         &self,
         py: Python<'_>,
@@ -310,7 +312,7 @@ impl Link {
         };
         loop {
             let handle = WaitingWith::new(self.handle()?);
-            let waiting = Waiting::new();
+            let waiting = WaitCount::new();
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let slice = left.map_or(LOOK_FOR_SIGNALS, |left| left.min(LOOK_FOR_SIGNALS));
             let there = py.detach(|| handle.0.wait_until(slice, &ready));
@@ -318,7 +320,7 @@ impl Link {
                 self.leave(py, handle, waiting);
             }
             py.check_signals()?;
-            // Closed meanwhile, by another thread.
+            // Another thread may have closed it meanwhile.
             drop(self.handle()?);
             if there.map_err(of_link)? {
                 return Ok(true);
@@ -329,13 +331,13 @@ impl Link {
         }
     }
 
-    /// Ends a thread that waits when the interpreter ends: it leaves the link, and never comes back.
-    fn leave(&self, py: Python<'_>, handle: impl Send, waiting: Waiting) -> ! {
+    /// Ends a thread that waits when the interpreter ends: it detaches from the link, and never returns.
+    fn leave(&self, py: Python<'_>, handle: impl Send, waiting: WaitCount) -> ! {
         let open = self.state().take();
         py.detach(|| {
             drop((handle, open));
             drop(waiting);
-            // Nobody asks for this thread any more.
+            // The thread is not needed any more.
             loop {
                 std::thread::park();
             }
@@ -345,7 +347,7 @@ impl Link {
 
 #[pymethods]
 impl Link {
-    /// Creates the link that `config` describes (YAML, or JSON, which is YAML), or attaches to one that is there.
+    /// Creates the link of `config` (YAML, or JSON, which is YAML), or attaches to an existing one.
     #[new]
     #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, allow_second_primary=false, fresh=false))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
@@ -380,17 +382,17 @@ impl Link {
         let (name, side) = (link.name().to_owned(), name_of(link.side()));
         let open = Open { handle: Arc::new(Handle::new(link)), waiter: None, waiter_seat: None };
         let layouts = KnownLayouts::default();
-        Ok(Self { open: Mutex::new(Some(open)), layouts, made: Made::here(), name, directory, side })
+        Ok(Self { open: Mutex::new(Some(open)), layouts, made: ForkGuard::here(), name, directory, side })
     }
 
-    /// Buffers that nobody else has.
+    /// Loans buffers for a message.
     #[pyo3(signature = (msg=0, data=None, *, pool="cpu_data"))]
     fn loan(&self, msg: usize, data: Option<usize>, pool: &str) -> PyResult<Loan> {
         let data = data.map(|len| pool_of(pool).map(|pool| (pool, len))).transpose()?;
         Loan::take(&self.handle()?, msg, data).map_err(of_link)
     }
 
-    /// Sends up to 112 bytes inside of the ring.
+    /// Sends up to 112 bytes in the ring.
     #[pyo3(signature = (msg, *, msg_id=0, cell_id=0, notify=true))]
     fn send_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
         self.with(|link| {
@@ -418,7 +420,7 @@ impl Link {
         })
     }
 
-    /// Takes the oldest message, or None. Never waits.
+    /// Receives the oldest message, or None. Never waits.
     fn try_receive(&self) -> PyResult<Option<Message>> {
         Message::take(&self.handle()?).map_err(of_link)
     }
@@ -428,7 +430,7 @@ impl Link {
         Message::take_batch(&self.handle()?, max).map_err(of_link)
     }
 
-    /// Makes a request of up to 104 bytes, without a buffer.
+    /// Sends a request of up to 104 bytes, without a buffer.
     #[pyo3(signature = (msg, *, msg_id=0, cell_id=0))]
     fn request_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32) -> PyResult<PendingReply> {
         let handle = self.handle()?;
@@ -440,14 +442,14 @@ impl Link {
         Ok(PendingReply::new(&handle, pending))
     }
 
-    /// Takes the oldest request, or None. Never waits.
+    /// Receives the oldest request, or None. Never waits.
     fn try_receive_request(&self) -> PyResult<Option<Request>> {
         let handle = self.handle()?;
         let request = handle.lock().receive_request().map(|found| found.map(shmesh::Request::into_owned));
         Ok(request.map_err(of_link)?.map(|request| Request::new(&handle, request)))
     }
 
-    /// Sleeps until a request can be taken. False: timed out.
+    /// Sleeps until a request can be received. Returns False if it timed out.
     #[pyo3(signature = (timeout=None))]
     fn wait_request(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.wait_for(py, timeout, shmesh::Link::wait_request)
@@ -458,12 +460,12 @@ impl Link {
         self.with(|link| Ok(link.has_request()))
     }
 
-    /// A batch to be written in place; None while all buffers are in use.
+    /// Starts a batch to be written in place. Returns None while all buffers are in use.
     fn begin_batch(&self, layout: &BatchLayout, meta: Py<PyAny>, extra: &[u8]) -> PyResult<Option<Batch>> {
         batch::begin(&self.handle()?, layout, meta, extra).map_err(of_link)
     }
 
-    /// Sends a copy of arrays that have the types and shapes of the layout; False while all buffers are in use.
+    /// Sends a copy of arrays with the types and shapes of the layout. Returns False while all buffers are in use.
     #[expect(clippy::needless_pass_by_value, reason = "Python gives a list of its own")]
     fn put_batch(
         &self,
@@ -475,7 +477,7 @@ impl Link {
         batch::put(py, &self.handle()?, layout, extra, &sources)
     }
 
-    /// The oldest message as a batch, or None. Never waits.
+    /// Receives the oldest message as a batch, or None. Never waits.
     fn try_receive_batch(
         &self,
         py: Python<'_>,
@@ -485,7 +487,7 @@ impl Link {
         batch::receive(py, &self.handle()?, &self.layouts, &self.name, decode, load)
     }
 
-    /// Batches that are being written are not sent any more.
+    /// From now on, batches can no longer be sent.
     fn finish(&self) -> PyResult<()> {
         self.handle()?.finish();
         Ok(())
@@ -540,9 +542,9 @@ impl Link {
     fn try_next_event(&self) -> PyResult<Option<Event>> {
         let waiter = self.state().as_ref().and_then(|open| open.waiter_seat);
         self.with(|link| {
-            // The waiter is this link as well.
+            // The waiter belongs to this link as well.
             let is_waiter = |event: &PeerEvent| {
-                // By its word: another participant of this process, or of this number, may have had the seat before.
+                // By its seat word: another participant with this process id may have had the seat before.
                 peer_of(event).is_some_and(|(_, peer)| Some((peer.seat, peer.word)) == waiter)
             };
             let event = std::iter::from_fn(|| link.next_event()).find(|event| !is_waiter(event));
@@ -556,7 +558,7 @@ impl Link {
         })
     }
 
-    /// Sleeps until there may be an event. False: the time is over.
+    /// Sleeps until there may be an event. Returns False if it timed out.
     #[pyo3(signature = (timeout=None))]
     fn wait_event(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         if self.has_event()? {
@@ -564,7 +566,7 @@ impl Link {
         }
         self.sleep_until(py, timeout, |waiter, limit| {
             let woken = waiter.wait_event(limit)?;
-            // It has the same events, and they only wake it.
+            // The waiter gets the same events, which only serve to wake it.
             while waiter.next_event().is_some() {}
             Ok(woken)
         })
@@ -575,17 +577,17 @@ impl Link {
         self.with(|link| Ok(link.has_event()))
     }
 
-    /// A descriptor that is readable when a message has come, or an event.
+    /// A descriptor that is readable after a message or event has arrived.
     fn fileno(&self) -> PyResult<i32> {
         self.with(|link| Ok(link.fd()?.as_raw_fd()))
     }
 
-    /// Takes one signal from the descriptor; False if there is none. Look for messages after it, not before.
+    /// Consumes one signal of the descriptor; False if there is none. Receive after this, not before.
     fn take_signal(&self) -> PyResult<bool> {
         self.with(|link| Ok(link.take_signal()?.is_some()))
     }
 
-    /// Takes all posts that were not taken yet.
+    /// Consumes all pending posts.
     fn take_posts(&self) -> PyResult<()> {
         self.with(|link| {
             while link.wait_tti(Some(Duration::ZERO))? {}
@@ -593,31 +595,31 @@ impl Link {
         })
     }
 
-    /// From now on messages that are released are posted, for senders that wait for buffers, when there are so many.
+    /// From now on, posts after every `after` released messages, for senders that wait for buffers.
     fn post_releases(&self, after: usize) -> PyResult<()> {
         self.handle()?.post_releases(after);
         Ok(())
     }
 
-    /// Posts those that were not posted yet.
+    /// Posts for all messages released since the last post.
     fn post_now(&self) -> PyResult<()> {
         let handle = self.handle()?;
         handle.post_now(&handle.lock());
         Ok(())
     }
 
-    /// Becomes the host of a link whose memory has no names and whose host has ended; whether it did.
+    /// Becomes the host of a link without names whose host has ended. Returns whether it did.
     fn become_host(&self) -> PyResult<bool> {
         self.with(shmesh::Link::become_host)
     }
 
-    /// Takes back what dead participants held: how many there were, their messages and their DATA buffers.
+    /// Recovers dead participants. Returns their number, and the numbers of their messages and DATA buffers.
     fn recover(&self) -> PyResult<(u32, u32, u32)> {
         let done = self.with(shmesh::Link::recover)?;
         Ok((done.participants, done.messages, done.data_buffers))
     }
 
-    /// Everybody on the link; whether one lives is None if that cannot be seen from here.
+    /// All participants of the link. Whether one is alive is None if that cannot be determined.
     fn participants(&self) -> PyResult<Vec<Seat>> {
         let me = ProcessIdentity::me().map_err(|source| system("read /proc/self", &source))?;
         self.with(|link| {
@@ -644,13 +646,13 @@ impl Link {
         self.with(|link| Ok(link.queued()))
     }
 
-    /// Readers of a broadcast link; 0 on others.
+    /// Number of readers of a broadcast link; 0 on other links.
     #[getter]
     fn readers(&self) -> PyResult<usize> {
         self.with(|link| Ok(link.readers()))
     }
 
-    /// Messages that this reader of a broadcast link did not get, because the writer overtook it.
+    /// Number of messages that this reader of a broadcast link lost because the writer overtook it.
     #[getter]
     fn lost(&self) -> PyResult<u64> {
         self.with(|link| Ok(link.lost()))
@@ -666,23 +668,23 @@ impl Link {
         self.with(|link| Ok(link.seat().value()))
     }
 
-    /// Whether this process made the link, rather than found one.
+    /// Whether this process created the link.
     #[getter]
     fn was_created(&self) -> PyResult<bool> {
         self.with(|link| Ok(link.was_created()))
     }
 
-    /// Bytes of a buffer of a pool, and how many there are; None if the link does not have it.
+    /// Size and number of the buffers of a pool; None if the link does not have it.
     fn pool(&self, name: &str) -> PyResult<Option<(u32, u32)>> {
         let pool = pool_of(name)?;
         self.with(|link| Ok(link.pool(pool)))
     }
 
-    /// Leaves the link. Loans and messages that live keep its memory, and the seat.
+    /// Detaches from the link. Loans and messages that are alive keep its memory mapped, and the seat taken.
     #[pyo3(signature = (*, strict=true))]
     fn close(&self, py: Python<'_>, strict: bool) -> PyResult<()> {
         if !self.made.is_here() {
-            // The parent is on the link, and stays there.
+            // The parent stays attached.
             return Ok(());
         }
         let (open, held) = {
@@ -693,7 +695,7 @@ impl Link {
         if let Some(open) = &open {
             open.handle.stop_waiting();
         }
-        // Leaving may have to remove the link.
+        // Detaching may have to remove the link.
         py.detach(|| drop(open));
         if held == 0 || !strict {
             return Ok(());
@@ -716,7 +718,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let open = self.open.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // The last one on a link removes it, which may take its time.
+        // The last process on a link removes it, which can take long.
         Python::try_attach(|py| py.detach(|| drop(open)));
     }
 }

@@ -1,4 +1,4 @@
-//! [`PendingReply`] and [`Request`]: what a client and a server have of a request.
+//! [`PendingReply`] and [`Request`]: a request as its client and its server use it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,15 +8,15 @@ use shmesh::{OwnedPendingReply, OwnedRequest};
 
 use crate::error::{error, forked, of_link};
 use crate::held::{Handle, Loan, Message, Part};
-use crate::link::{ENDING, SLICE, Waiting, duration_of};
+use crate::link::{ENDING, SLICE, WaitCount, duration_of};
 use crate::view;
 
 fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits in slices, between which Python may handle signals, until `wait` says that there is something; it says None when the request
-/// was given up. False: timed out.
+/// Waits in slices, between which Python may handle signals, until `wait` returns true. It returns `None` if the request
+/// was given up. Returns false if it timed out.
 fn wait_in_slices(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -26,10 +26,10 @@ fn wait_in_slices(
         Some(seconds) => Instant::now().checked_add(duration_of(seconds)?),
         None => None,
     };
-    let waiting = Waiting::new();
+    let waiting = WaitCount::new();
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // An exception takes the interpreter, which is not waited for with a lock.
+        // An exception needs the interpreter, for which a thread must not wait with a lock.
         let there = py.detach(|| wait(left.map_or(SLICE, |left| left.min(SLICE))));
         if there.ok_or_else(given_up)?.map_err(of_link)? {
             return Ok(true);
@@ -54,10 +54,10 @@ fn given_up() -> PyErr {
     error("Closed", "this request was given up; make another")
 }
 
-/// A request that was made: its replies come here. Dropped, it is given up.
+/// A request that was sent, which receives the replies. Dropping it gives the request up.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct PendingReply {
-    /// None: it was given up.
+    /// `None` after the request was given up.
     pending: Mutex<Option<OwnedPendingReply>>,
     handle: Arc<Handle>,
 }
@@ -67,7 +67,7 @@ impl PendingReply {
         Self { pending: Mutex::new(Some(pending)), handle: Arc::clone(handle) }
     }
 
-    /// Without the interpreter, as another thread may wait with the lock.
+    /// With the interpreter released, because another thread may wait with the lock.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -89,7 +89,7 @@ impl PendingReply {
         Ok(reply.map(|reply| Message::reply(&self.handle, reply)))
     }
 
-    /// Waits for the next reply. None: timed out.
+    /// Waits for the next reply. Returns None if it timed out.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Message>> {
         let reply = Mutex::new(self.with(py, OwnedPendingReply::try_take)?);
@@ -118,19 +118,19 @@ impl PendingReply {
         py.detach(|| lock(&self.pending).as_ref().is_none_or(OwnedPendingReply::is_over))
     }
 
-    /// Gives the request up: replies that wait are freed, and none comes any more.
+    /// Gives the request up: replies that wait are freed, and later ones are refused.
     fn drop(&self, py: Python<'_>) {
         py.detach(|| drop(lock(&self.pending).take()));
     }
 }
 
-/// What the arrays over a request keep.
+/// The value that arrays over a request keep alive.
 struct RequestHold {
     request: Mutex<OwnedRequest>,
     handle: Arc<Handle>,
 }
 
-/// A request that was received. Dropped before its last reply, it is unanswered.
+/// A received request. If it is dropped before its last reply, it is unanswered.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Request {
     hold: Arc<RequestHold>,
@@ -165,20 +165,20 @@ impl Request {
     ) -> PyResult<Bound<'py, PyAny>> {
         let hold = Arc::clone(self.hold()?);
         let Part { start, len } = Part::of(part(&lock(&hold.request)));
-        // SAFETY: the part is of the request's message, which the hold keeps until the array is gone.
+        // SAFETY: the part belongs to the request's message, which the hold keeps until the array is gone.
         unsafe { view::bytes(py, start, len, false, hold) }
     }
 }
 
 #[pymethods]
 impl Request {
-    /// The MSG part, read-only.
+    /// The MSG part, as a read-only array.
     #[getter]
     fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.array(py, |request| request.msg())
     }
 
-    /// The DATA part, read-only; empty when there is none.
+    /// The DATA part, as a read-only array; empty without one.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.array(py, |request| request.data())
@@ -190,7 +190,7 @@ impl Request {
         Ok(lock(&self.hold()?.request).is_wanted())
     }
 
-    /// Replies with up to 112 bytes, without a buffer. False: the client does not wait any more.
+    /// Replies with up to 112 bytes, without a buffer. Returns False if the client does not wait any more.
     #[pyo3(signature = (msg, *, msg_id=0, cell_id=0, more=false))]
     fn reply_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32, more: bool) -> PyResult<bool> {
         let hold = self.hold()?;
@@ -201,7 +201,7 @@ impl Request {
         sent.map_err(of_link)
     }
 
-    /// Replies with a loan of the same link. False: the client does not wait any more.
+    /// Replies with a loan of the same link. Returns False if the client does not wait any more.
     #[pyo3(signature = (loan, *, msg_id=0, cell_id=0, more=false))]
     fn reply_loan(&self, loan: &Loan, msg_id: i32, cell_id: i32, more: bool) -> PyResult<bool> {
         let hold = self.hold()?;
@@ -213,7 +213,7 @@ impl Request {
         Ok(sent)
     }
 
-    /// Sleeps until there is room for one more reply, or the client does not wait any more. False: timed out.
+    /// Sleeps until there is room for one more reply, or the client does not wait any more. Returns False if it timed out.
     #[pyo3(signature = (timeout=None))]
     fn wait_room(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let hold = self.hold()?;
@@ -227,7 +227,7 @@ impl Request {
         has_room.map_err(of_link)
     }
 
-    /// Ends the request; without a last reply it is unanswered. Its buffers are free when its arrays are gone.
+    /// Ends the request; without a last reply it is unanswered. Its buffers are released when its arrays are gone.
     fn drop(&self) {
         lock(&self.hold.request).give_up();
     }
@@ -235,7 +235,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // Arrays may keep the message, and not the client.
+        // Arrays may keep the message, but the client must not wait for them.
         lock(&self.hold.request).give_up();
     }
 }

@@ -9,12 +9,12 @@ use shmesh::client::Happened;
 use shmesh::device::{BareTgid, DeviceKey, DeviceMemory, ExportFlags, Session};
 
 use crate::error::{error, forked, of_link};
-use crate::fork::Made;
+use crate::fork::ForkGuard;
 
 /// The implementation of Python's sessions.
 pub(crate) struct BrokerSession<M: DeviceMemory + Send + Sync> {
     session: Mutex<Option<Session<M>>>,
-    made: Made,
+    made: ForkGuard,
     /// The name of the Python class, for errors.
     name: &'static str,
 }
@@ -27,7 +27,7 @@ impl<M: DeviceMemory + Send + Sync> BrokerSession<M> {
         name: &'static str,
     ) -> PyResult<Self> {
         let session = py.detach(|| Session::connect(directory, link)).map_err(of_link)?;
-        Ok(Self { session: Mutex::new(Some(session)), made: Made::here(), name })
+        Ok(Self { session: Mutex::new(Some(session)), made: ForkGuard::here(), name })
     }
 
     /// Sends a request to the broker, with the interpreter released. A thread with the lock never waits for the

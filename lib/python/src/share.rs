@@ -22,7 +22,7 @@ use shmesh_sys::signal::Blocked;
 use shmesh_sys::{errno, socket as packets, user};
 
 use crate::error::{error, system};
-use crate::fork::Made;
+use crate::fork::ForkGuard;
 
 pub(crate) const TOKEN_BYTES: usize = 16;
 /// Maximum length of the description of a named array.
@@ -81,7 +81,7 @@ struct State {
 }
 
 struct Server {
-    made: Made,
+    made: ForkGuard,
     address: String,
     listener: OwnedFd,
     wake: Doorbell,
@@ -122,7 +122,8 @@ fn server() -> io::Result<Arc<Server>> {
     let listener = packets::listen_abstract(&address)?;
     let number = listener.as_raw_fd();
     let wake = Doorbell::new()?;
-    let server = Arc::new(Server { made: Made::here(), address, listener, wake, state: Mutex::default() });
+    let server =
+        Arc::new(Server { made: ForkGuard::here(), address, listener, wake, state: Mutex::default() });
     let blocked = Blocked::all();
     let its = Arc::clone(&server);
     let thread = std::thread::Builder::new().name("shmesh-share".into()).stack_size(STACK_BYTES);
@@ -405,7 +406,7 @@ fn forget_queue(directory: &Path, file: &str) {
 #[derive(Debug)]
 pub(crate) struct PublishedName {
     place: Place,
-    made: Made,
+    made: ForkGuard,
     listener: Arc<OwnedFd>,
 }
 
@@ -450,7 +451,7 @@ pub(crate) fn publish(
     let named = NamedFile { file: Arc::downgrade(file), meta, place: place.clone() };
     lock(&server.state).named.push((Arc::clone(&listener), named));
     let _ = server.wake.signal();
-    Ok(PublishedName { place, made: Made::here(), listener })
+    Ok(PublishedName { place, made: ForkGuard::here(), listener })
 }
 
 impl PublishedName {

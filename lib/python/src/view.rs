@@ -12,13 +12,13 @@ use numpy::{Element, PyArrayDescr, PyArrayDescrMethods};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-use crate::fork::Made;
+use crate::fork::ForkGuard;
 
 /// Keeps a value alive while arrays over it are.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct Pin {
     _kept: Box<dyn Any + Send + Sync>,
-    _made: Made,
+    _made: ForkGuard,
 }
 
 /// Creates a one-dimensional array of bytes.
@@ -52,7 +52,7 @@ pub(crate) unsafe fn array<'py>(
     writable: bool,
     kept: impl Any + Send + Sync,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let pin = Py::new(py, Pin { _kept: Box::new(kept), _made: Made::here() })?;
+    let pin = Py::new(py, Pin { _kept: Box::new(kept), _made: ForkGuard::here() })?;
     let flags = NPY_ARRAY_CARRAY_RO | if writable { NPY_ARRAY_WRITEABLE } else { 0 };
     let rank = c_int::try_from(dims.len()).map_err(|_| PyOverflowError::new_err("too many dimensions"))?;
     // SAFETY: numpy takes ownership of the reference to the data type, copies the dimensions, and does not use the memory

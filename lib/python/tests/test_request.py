@@ -1,4 +1,4 @@
-"""Requests and replies between processes, in tasks, and when either end dies."""
+"""Requests and replies between processes, in tasks, and when either side dies."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ def ends(**options: Any) -> tuple[shmesh.Link, shmesh.Link]:
 
 
 def loans_of(link: shmesh.Link) -> int:
-    """How many messages with DATA can be loaned: all that nothing else holds."""
+    """The number of messages with DATA that can be loaned, which is the number of free buffers."""
     loans = []
     try:
         while True:
@@ -108,7 +108,7 @@ def test_requests_end_with_their_objects() -> None:
     assert not first.is_wanted
     assert first.reply(b"late") is False
     client.request(b"fifth").drop()
-    # Dropped by the server: what it had sent comes first.
+    # Dropped by the server: replies that it had sent come first.
     second = take(server)
     assert second.reply(b"part", more=True)
     msg = second.msg

@@ -145,7 +145,7 @@ def echo(name: str, count: int) -> None:
 
 
 def serve_requests(name: str, ready: Any) -> None:
-    """Answers with the reverse, by the id of the request with other things, until it is told to stop."""
+    """Replies with the reversed bytes, or as the message id says, until a message ends it."""
     with shmesh.Link.create(name, requests=4) as link:
         ready.send("serving")
         for request in link.requests():

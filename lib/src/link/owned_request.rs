@@ -197,7 +197,7 @@ impl OwnedRequest {
         self.send_inline(pack(msg_id, cell_id), msg, false)
     }
 
-    /// Ends the request without a last reply, unless there was one, and keeps the message: the client gets
+    /// Ends the request without a last reply, unless there was one, and keeps the message. The client gets
     /// [`Unanswered`](ErrorKind::Unanswered) at once.
     pub fn give_up(&mut self) {
         let lease = self.message.lease();

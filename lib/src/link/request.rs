@@ -292,8 +292,8 @@ impl ReplyWriter {
         })
     }
 
-    /// Tells the client that there is no last reply, unless there was one. In a forked child nothing happens: the request is the
-    /// parent's.
+    /// Notifies the client that there is no last reply, unless there was one. Does nothing in a forked child, as the
+    /// request belongs to the parent.
     #[inline]
     pub(super) fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
         if !self.is_over && lease.shared.me.is_me() {
@@ -303,7 +303,7 @@ impl ReplyWriter {
         self.is_over = true;
     }
 
-    /// As [`give_up`](Self::give_up), and frees the cell of an inline request. Before the message is dropped.
+    /// Gives up the request and frees the cell of an inline request, before the message is dropped.
     #[inline]
     pub(super) fn end(
         &mut self,
@@ -851,8 +851,8 @@ impl<'a> Request<'a> {
         self.send_inline(pack(msg_id, cell_id), msg, false)
     }
 
-    /// Waits until there is room for one more reply, or none can be sent: the request is over, or the client does not wait any more. At
-    /// most `timeout` (`None`: for ever). `false`: it timed out.
+    /// Waits until there is room for one more reply, or none can be sent because the request is over or the client does not
+    /// wait any more; for at most `timeout` (`None`: no limit). Returns `false` if it timed out.
     ///
     /// # Errors
     /// As [`Link::wait`].

@@ -1,4 +1,4 @@
-//! Waiting with a handle that other threads use meanwhile.
+//! Waiting on a link while other threads use its handle.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,8 @@ use crate::notify::Sleepers;
 use crate::participant::Participant;
 use crate::sync::spin;
 
-/// Waits with a [`Link`] without borrowing it: other threads may use, lock or drop the handle meanwhile. See [`Link::waiter`].
+/// Waits on a link without borrowing its handle: other threads may use, lock or drop the handle meanwhile. See
+/// [`Link::waiter`].
 pub struct Waiter {
     shared: Arc<Shared>,
     me: Participant,
@@ -52,7 +53,8 @@ impl Link {
 }
 
 impl Waiter {
-    /// Waits until `ready`, at most `timeout` (`None`: for ever). `false`: it timed out, or a signal handler ran in this thread.
+    /// Waits until `ready`, for at most `timeout` (`None`: no limit). Returns `false` if it timed out, or a signal handler
+    /// ran in this thread.
     ///
     /// It calls `ready` after each [notification](Link::notify) of the other side, each event of another participant and each
     /// [`wake`](Self::wake), and at least once a second. So it waits for any state whose changes are notified: a sender waits for
@@ -114,7 +116,7 @@ impl Waiter {
         slept
     }
 
-    /// Has the threads that wait with this call `ready` once more. Change first what it depends on.
+    /// Makes the threads that wait with this call `ready` once more. Change the state that it depends on first.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -131,7 +133,8 @@ impl Waiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wake(&self) {
-        // The lock orders this with a thread that is about to sleep: it is counted, or it calls `ready` after this.
+        // The lock orders this with a thread that is about to sleep: either that is counted, or it calls `ready` after
+        // this.
         if self.count(|asleep| *asleep > 0) {
             let sleepers = self.sleepers();
             sleepers.wake();

@@ -45,7 +45,7 @@ from ._errors import (
     Unanswered,
     Unsupported,
 )
-from ._link import Link, Participant, PeerEvent, PeerEvents, Recovered
+from ._link import Link, Participant, PeerEvent, PeerEvents, RecoveryStats
 from ._message_queue import MessageQueue
 from ._request import PendingReply, Request, Requests
 from ._shmesh import INLINE_MAX_BYTES, REQUEST_INLINE_MAX_BYTES, Loan, Memory, Message, __version__
@@ -83,7 +83,7 @@ __all__ = [
     "PeerEvents",
     "PendingReply",
     "ReadOnly",
-    "Recovered",
+    "RecoveryStats",
     "Request",
     "Requests",
     "StillViewed",

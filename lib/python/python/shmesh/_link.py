@@ -1,4 +1,4 @@
-"""Messages between processes, in both directions."""
+"""Links: messages between processes, in both directions."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from ._errors import Closed, Invalid
 from ._request import PendingReply, Request, Requests
 from ._shmesh import INLINE_MAX_BYTES, Loan, Message
 
-__all__ = ["Link", "Participant", "PeerEvent", "PeerEvents", "Recovered"]
+__all__ = ["Link", "Participant", "PeerEvent", "PeerEvents", "RecoveryStats"]
 
-# How long a task waits without looking whether the link was closed: nobody rings for that.
+# How long a task waits before it checks whether the link was closed, for which there is no signal.
 _LOOK_AGAIN = 0.1
 
 Side: TypeAlias = Literal["primary", "secondary"]
 
 
 class Participant(NamedTuple):
-    """Somebody on a link."""
+    """A participant of a link."""
 
     seat: int
     side: str
     pid: int
     alive: bool | None
-    """None: it is in another pid namespace, and nobody can tell from here."""
+    """None: it is in another pid namespace, and cannot be checked from here."""
 
 
 class PeerEvent(NamedTuple):
-    """What happened to another participant of a link. Each `Link` is a participant of its own; one that waits, two."""
+    """An event of another participant of a link. Each `Link` is a participant; one that waits may be two."""
 
     kind: Literal["attached", "detached", "died", "evicted", "missed"]
-    """``missed``: so many participants came and went between two looks; `Link.participants` says who is there now."""
+    """For ``missed``: the number of participants that came and went unseen; see `Link.participants`."""
     seat: int
     side: str
     pid: int
-    """As its own pid namespace numbers it."""
+    """Its process id in its own pid namespace."""
     missed: int = 0
 
 
-class Recovered(NamedTuple):
-    """What was taken back from the dead."""
+class RecoveryStats(NamedTuple):
+    """The result of a recovery."""
 
     participants: int
     messages: int
@@ -57,7 +57,7 @@ class Recovered(NamedTuple):
 
 
 class Link(_shmesh.Link):
-    """A participant of a link. Any thread may use it; a child of a fork attaches its own."""
+    """A participant of a link. Any thread may use it. A forked child attaches its own."""
 
     @classmethod
     def create(
@@ -78,7 +78,7 @@ class Link(_shmesh.Link):
         config: str | os.PathLike[str] | None = None,
         directory: str | os.PathLike[str] | None = None,
     ) -> Link:
-        """Creates a link, or attaches to one that is there with the same configuration, as its primary side.
+        """Creates a link as its primary, or adopts an existing one with the same configuration.
 
         ``was_created`` says which of the two it was. A link that is there keeps its messages; with ``fresh`` they are
         dropped, which is refused while any other participant is attached. Receivers of one side share a queue: each message
@@ -124,14 +124,14 @@ class Link(_shmesh.Link):
         allow_second_primary: bool = False,
         directory: str | os.PathLike[str] | None = None,
     ) -> Link:
-        """Attaches to a link that is there, or comes within ``timeout`` seconds.
+        """Attaches to a link that exists, or is created within ``timeout`` seconds.
 
         One process is a link's primary; ``allow_second_primary`` lets further ones onto that side, in ring mode mpmc.
         """
         return cls(name, ipc_directory(directory), side=side, timeout=timeout, allow_second_primary=allow_second_primary)
 
     def clone(self) -> Link:
-        """Another participant on the same side: for each process, as for each ring mode `spsc` role."""
+        """Another participant on the same side, for example for the other role in ring mode `spsc`."""
         return type(self).attach(self.name, self.side, directory=self.directory)
 
     def send(
@@ -153,12 +153,12 @@ class Link(_shmesh.Link):
         try:
             loan.send(msg_id=msg_id, cell_id=cell_id)
         except BaseException:
-            # A caller that keeps the exception keeps this frame.
+            # A caller that keeps the exception would keep this frame.
             loan.drop()
             raise
 
     def _filled(self, msg: bytes, data: Any, pool: str) -> Loan:
-        """A loan with a copy of ``msg``, and of ``data``."""
+        """Loans buffers with a copy of ``msg`` and ``data``."""
         source = None if data is None else _bytes_of(data)
         loan = self.loan(len(msg), None if source is None else source.size, pool=pool)
         try:
@@ -171,7 +171,7 @@ class Link(_shmesh.Link):
         return loan
 
     def send_batch(self, loans: Sequence[Loan]) -> int:
-        """Sends loans in order and wakes the other side once. Returns how many; stops at the first that cannot be sent."""
+        """Sends loans in order, and wakes the other side once. Stops at the first that cannot be sent. Returns the number sent."""
         sent = 0
         try:
             for loan in loans:
@@ -184,7 +184,9 @@ class Link(_shmesh.Link):
         return sent
 
     def receive(self, timeout: float | None = 0.0) -> Message | None:
-        """The oldest message; None if none comes within ``timeout`` seconds. None waits for ever."""
+        """Receives the oldest message; None if there is none within ``timeout`` seconds. A timeout of None waits without
+        limit.
+        """
         message = self.try_receive()
         if message is not None or timeout == 0.0:
             return message
@@ -194,7 +196,7 @@ class Link(_shmesh.Link):
             message = self.try_receive()
             if message is not None:
                 return message
-            # Another participant of this side was faster, and may be so until the time is over.
+            # Another participant of this side was faster, and may be again until the timeout.
             if deadline is not None:
                 left = deadline - time.monotonic()
                 if left <= 0.0:
@@ -233,7 +235,7 @@ class Link(_shmesh.Link):
                 left = max(deadline - time.monotonic(), 0.0)
 
     async def receive_request_async(self) -> Request:
-        """The oldest request, when it has come."""
+        """Waits for the oldest request."""
         while True:
             request = self.try_receive_request()
             if request is not None:
@@ -241,15 +243,15 @@ class Link(_shmesh.Link):
             await self._readable(lambda: self.has_request)
 
     def requests(self) -> Requests:
-        """Requests, as they come: for ``for`` and ``async for``."""
+        """An iterator of requests, for ``for`` and ``async for``."""
         return Requests(self)
 
-    def recover(self) -> Recovered:
-        """Takes back what dead participants held."""
-        return Recovered(*super().recover())
+    def recover(self) -> RecoveryStats:
+        """Recovers dead participants."""
+        return RecoveryStats(*super().recover())
 
     def participants(self) -> list[Participant]:
-        """Everybody on the link."""
+        """All participants of the link."""
         return [Participant(*participant) for participant in super().participants()]
 
     def next_event(self, timeout: float | None = 0.0) -> PeerEvent | None:
@@ -270,7 +272,7 @@ class Link(_shmesh.Link):
                 left = max(deadline - time.monotonic(), 0.0)
 
     async def next_event_async(self) -> PeerEvent:
-        """The next event of another participant, when there is one."""
+        """Waits for the next event of another participant."""
         while True:
             event = self.try_next_event()
             if event is not None:
@@ -278,11 +280,11 @@ class Link(_shmesh.Link):
             await self._readable(lambda: self.has_event)
 
     def events(self) -> PeerEvents:
-        """Events of other participants, as they come: for ``for`` and ``async for``."""
+        """An iterator of events of other participants, for ``for`` and ``async for``."""
         return PeerEvents(self)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages, as they come, until the link is closed."""
+        """Yields messages until the link is closed."""
         while True:
             try:
                 message = self.receive(None)
@@ -293,7 +295,7 @@ class Link(_shmesh.Link):
             del message
 
     async def receive_async(self) -> Message:
-        """The oldest message, when it has come."""
+        """Waits for the oldest message."""
         while True:
             message = self.try_receive()
             if message is not None:
@@ -301,7 +303,7 @@ class Link(_shmesh.Link):
             await self._readable(lambda: self.has_message)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages, as they come, until the link is closed."""
+        """Yields messages until the link is closed."""
         while True:
             try:
                 message = await self.receive_async()
@@ -311,10 +313,10 @@ class Link(_shmesh.Link):
             del message
 
     async def _readable(self, is_ready: Callable[[], bool], limit: float = _LOOK_AGAIN) -> None:
-        """Waits for a signal of the link, at most ``limit`` seconds, unless there is something ready."""
+        """Waits for a signal of the link, for at most ``limit`` seconds, unless something is ready."""
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
-        # A loop has one reader for a descriptor, and other tasks may wait as well.
+        # An event loop has one reader per descriptor, and other tasks may wait as well.
         descriptor = os.dup(self.fileno())
 
         def wake() -> None:
@@ -324,7 +326,7 @@ class Link(_shmesh.Link):
         loop.add_reader(descriptor, wake)
         again = loop.call_later(limit, wake)
         try:
-            # What came before anybody asked for the descriptor did not ring.
+            # What arrived before the descriptor existed did not signal.
             if not is_ready():
                 await readable
         finally:
@@ -342,7 +344,7 @@ class Link(_shmesh.Link):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the link. What was received and is still held keeps its memory."""
+        """Detaches from the link. Messages that are still alive keep its memory mapped."""
         self.close(strict=False)
 
     def __repr__(self) -> str:
@@ -373,7 +375,7 @@ class PeerEvents:
 
 
 def _attach(kind: type[Link], name: str, side: Side, directory: str) -> Link:
-    """What a pickled link becomes: a participant of its own."""
+    """Unpickles a link, as a participant of its own."""
     return kind.attach(name, side, directory=directory)
 
 

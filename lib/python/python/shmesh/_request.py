@@ -1,4 +1,4 @@
-"""Requests and replies: a client asks, and one of the servers answers that very client."""
+"""Requests and replies: a client sends a request, and one of the servers replies to that client only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["PendingReply", "Request", "Requests"]
 
 
 class PendingReply:
-    """A request that was made, from `Link.request`: its replies come here. Dropped, it is given up."""
+    """A request that was sent by `Link.request`, and receives the replies. Dropping it gives the request up."""
 
     def __init__(self, link: Link, pending: _shmesh.PendingReply) -> None:
         self._link = link
@@ -38,7 +38,7 @@ class PendingReply:
         return self._pending.wait(timeout)
 
     async def wait_async(self) -> Message:
-        """The next reply, when it has come. A task that is cancelled here loses no reply."""
+        """Waits for the next reply. A task that is cancelled meanwhile loses no reply."""
         while True:
             reply = self._pending.try_take()
             if reply is not None:
@@ -52,18 +52,18 @@ class PendingReply:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last reply was taken, or the request has failed: nothing more comes."""
+        """Whether the last reply was taken, or the request has failed. Nothing more arrives then."""
         return self._pending.is_over
 
     def drop(self) -> None:
-        """Gives the request up: replies that wait are freed, and none comes any more."""
+        """Gives the request up: replies that wait are freed, and later ones are refused."""
         self._pending.drop()
 
     def __await__(self) -> Generator[Any, None, Message]:
         return self.wait_async().__await__()
 
     def __iter__(self) -> Iterator[Message]:
-        """Replies, as they come, until the last one."""
+        """Yields the replies, until the last one."""
         while not self.is_over:
             reply = self.wait()
             if reply is not None:
@@ -71,7 +71,7 @@ class PendingReply:
             del reply
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Replies, as they come, until the last one."""
+        """Yields the replies, until the last one."""
         while not self.is_over:
             reply = await self.wait_async()
             yield reply
@@ -90,7 +90,7 @@ class PendingReply:
 
 
 class Request:
-    """A request that was received, from `Link.receive_request`. Dropped before its last reply, it is unanswered."""
+    """A request from `Link.receive_request`. If it is dropped before its last reply, it is unanswered."""
 
     def __init__(self, link: Link, request: _shmesh.Request) -> None:
         self._link = link
@@ -98,12 +98,12 @@ class Request:
 
     @property
     def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """What the client sent, read-only."""
+        """The MSG part, as a read-only array."""
         return self._request.msg
 
     @property
     def data(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """The DATA part, read-only; empty when there is none."""
+        """The DATA part, as a read-only array; empty without one."""
         return self._request.data
 
     @property
@@ -121,7 +121,7 @@ class Request:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the client still waits. False for good once it gave the request up, or ended."""
+        """Whether the client still waits. Once false, it stays so: the client gave the request up, or ended."""
         return self._request.is_wanted
 
     def reply(
@@ -157,7 +157,7 @@ class Request:
         cell_id: int = 0,
         pool: str = "cpu_data",
     ) -> bool:
-        """As `reply`, in a task."""
+        """As `reply`, for ``asyncio``."""
         while not self._request.has_room:
             await self._link._readable(lambda: self._request.has_room)
         return self._send(msg, data, more, msg_id, cell_id, pool)
@@ -176,11 +176,11 @@ class Request:
         try:
             return self._request.reply_loan(loan, msg_id=msg_id, cell_id=cell_id, more=more)
         finally:
-            # One that was not sent. A caller that keeps an exception keeps this frame.
+            # A loan that was not sent. A caller that keeps the exception would keep this frame.
             loan.drop()
 
     def drop(self) -> None:
-        """Ends the request; without a last reply it is unanswered. Its buffers are free when its arrays are gone."""
+        """Ends the request; without a last reply it is unanswered. Its buffers are released when its arrays are gone."""
         self._request.drop()
 
     def __bytes__(self) -> bytes:
@@ -200,7 +200,7 @@ class Request:
 
 
 class Requests:
-    """Requests of a link, as they come, until it is closed: from `Link.requests`."""
+    """The iterator of `Link.requests`: requests of a link, until it is closed."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -228,7 +228,7 @@ class Requests:
 def make(
     link: Link, msg: bytes | bytearray | memoryview | Loan, data: Any, msg_id: int, cell_id: int, pool: str
 ) -> PendingReply:
-    """Makes a request."""
+    """Sends a request."""
     if isinstance(msg, Loan):
         return PendingReply(link, msg.request(msg_id=msg_id, cell_id=cell_id))
     msg = bytes(memoryview(msg))
@@ -238,5 +238,5 @@ def make(
     try:
         return PendingReply(link, loan.request(msg_id=msg_id, cell_id=cell_id))
     finally:
-        # One of which no request was made.
+        # A loan that was not sent as a request.
         loan.drop()

@@ -37,7 +37,7 @@ def at_exit() -> None: ...
 
 @final
 class Memory:
-    """A piece of shared memory. Arrays over it keep it mapped."""
+    """A mapped piece of shared memory. Arrays over it keep it mapped."""
 
     @staticmethod
     def create(nbytes: int, *, readers_write: bool = False) -> Memory: ...
@@ -50,21 +50,23 @@ class Memory:
     @staticmethod
     def attach_sysv(*, shmid: int | None = None, key: int | None = None, writable: bool = False) -> Memory: ...
     def handle(self) -> tuple[str, bytes]:
-        """What another process needs to fetch this memory, which is kept until one has."""
+        """The address and token by which another process can fetch this memory, which is kept until then."""
     def publish(
         self, directory: str | os.PathLike[str], name: str, meta: bytes, *, mode: int = 0o600
     ) -> None:
-        """Gives it a name in the IPC directory."""
+        """Gives the memory a name in the IPC directory."""
     def adopt(self, directory: str | os.PathLike[str], name: str, meta: bytes, *, mode: int = 0o600) -> bool:
-        """Answers for a name as the process did that gave it, if nobody does any more. Whether it does so from now on."""
+        """Answers for a name if the process that published it has ended. Returns whether this process answers from now
+        on.
+        """
     def unlink(self) -> None:
-        """Takes the name away. Who has the memory keeps it."""
+        """Removes the name. Processes that have the memory keep it."""
     def view(self, offset: int, nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """An array of bytes, which keeps the memory mapped."""
     def close(self) -> None:
-        """Unmaps it now. `StillViewed` while an array over it lives."""
+        """Unmaps the memory immediately. Raises `StillViewed` while an array over it is alive."""
     def fileno(self) -> int:
-        """Its descriptor, which stays its own."""
+        """The descriptor of the memory, which remains its owner."""
     @property
     def nbytes(self) -> int: ...
     @property
@@ -82,7 +84,7 @@ class Memory:
 
 @final
 class Loan:
-    """A message being written. It cannot be sent while arrays over it live."""
+    """A message being written. It cannot be sent while arrays over it are alive."""
 
     @property
     def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
@@ -92,9 +94,9 @@ class Loan:
     def closed(self) -> bool: ...
     def send(self, *, msg_id: int = 0, cell_id: int = 0, notify: bool = True) -> None: ...
     def request(self, *, msg_id: int = 0, cell_id: int = 0) -> PendingReply:
-        """Makes a request of it."""
+        """Sends the loan as a request."""
     def drop(self) -> None:
-        """Gives the buffers back unsent, when the last array over them is gone."""
+        """Releases the buffers without sending, when the last array over them is gone."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
@@ -102,7 +104,7 @@ class Loan:
 
 @final
 class Message:
-    """A received message, read-only. Its buffers are free when it and its arrays are gone."""
+    """A received, read-only message. Its buffers are released when it and its arrays are gone."""
 
     @property
     def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
@@ -125,12 +127,12 @@ class Message:
 
 @final
 class PendingReply:
-    """A request that was made: its replies come here. Dropped, it is given up."""
+    """A request that was sent, which receives the replies. Dropping it gives the request up."""
 
     def try_take(self) -> Message | None:
-        """The next reply. Never waits."""
+        """Takes the next reply, or None. Never waits."""
     def wait(self, timeout: float | None = None) -> Message | None:
-        """Waits for the next reply, without the GIL. None: timed out."""
+        """Waits for the next reply, without the GIL. Returns None if it timed out."""
     @property
     def is_ready(self) -> bool: ...
     @property
@@ -140,7 +142,7 @@ class PendingReply:
 
 @final
 class Request:
-    """A request that was received. Dropped before its last reply, it is unanswered."""
+    """A received request. If it is dropped before its last reply, it is unanswered."""
 
     @property
     def msg(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]]: ...
@@ -159,17 +161,17 @@ class Request:
     @property
     def has_room(self) -> bool: ...
     def reply_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0, more: bool = False) -> bool:
-        """Replies with up to 112 bytes, without a buffer. False: the client does not wait any more."""
+        """Replies with up to 112 bytes, without a buffer. Returns False if the client does not wait any more."""
     def reply_loan(self, loan: Loan, *, msg_id: int = 0, cell_id: int = 0, more: bool = False) -> bool:
-        """Replies with a loan of the same link. False: the client does not wait any more."""
+        """Replies with a loan of the same link. Returns False if the client does not wait any more."""
     def wait_room(self, timeout: float | None = None) -> bool:
-        """Waits until there is room for one more reply, without the GIL. False: timed out."""
+        """Waits until there is room for one more reply, without the GIL. Returns False if it timed out."""
     def drop(self) -> None:
         """Ends the request; without a last reply it is unanswered."""
 
 @final
 class BatchLayout:
-    """Where the arrays of a batch lie, encoded once."""
+    """The layout of a batch, encoded once."""
 
     def __new__(
         cls, text: bytes, nbytes: int, places: Sequence[tuple[str, Sequence[int], np.dtype[Any], int]]
@@ -181,11 +183,11 @@ class BatchLayout:
 
 @final
 class Batch:
-    """Arrays by name: one that is being written, from `BatchQueue.batch`, or one that was received."""
+    """Arrays by name: a batch being written, from `BatchQueue.batch`, or a received one."""
 
     @property
     def meta(self) -> Any:
-        """What the producer sent with it."""
+        """The metadata that the producer sent with it."""
     def __getitem__(self, key: str, /) -> np.ndarray: ...
     def __contains__(self, key: object, /) -> bool: ...
     def __iter__(self) -> Iterator[str]: ...
@@ -221,7 +223,7 @@ class Link:
     ) -> Self: ...
     @property
     def was_created(self) -> bool:
-        """Whether this process made the link, rather than found one."""
+        """Whether this process created the link."""
 
     @property
     def name(self) -> str: ...
@@ -241,46 +243,46 @@ class Link:
     def ring_len(self) -> int: ...
     @property
     def readers(self) -> int:
-        """Readers of a broadcast link; 0 on others."""
+        """Number of readers of a broadcast link; 0 on other links."""
     @property
     def lost(self) -> int:
-        """Messages that this reader of a broadcast link did not get, because the writer overtook it."""
+        """Number of messages that this reader of a broadcast link lost because the writer overtook it."""
     def pool(self, name: str) -> tuple[int, int] | None:
-        """Bytes of a buffer of a pool, and how many there are; None if the link does not have it."""
+        """Size and number of the buffers of a pool; None if the link does not have it."""
     def loan(self, msg: int = 0, data: int | None = None, *, pool: str = "cpu_data") -> Loan:
-        """Buffers that nobody else has, of so many bytes."""
+        """Loans buffers for a message of these sizes."""
     def send_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0, notify: bool = True) -> None:
-        """Sends up to 112 bytes inside of the ring."""
+        """Sends up to 112 bytes in the ring."""
     def try_receive(self) -> Message | None:
-        """The oldest message. Never waits."""
+        """Receives the oldest message, or None. Never waits."""
     def receive_batch(self, max: int = 64) -> list[Message]:
-        """The oldest messages. Never waits."""
+        """Receives the oldest messages. Never waits."""
     def request_inline(self, msg: bytes, *, msg_id: int = 0, cell_id: int = 0) -> PendingReply:
-        """Makes a request of up to 104 bytes, without a buffer."""
+        """Sends a request of up to 104 bytes, without a buffer."""
     def try_receive_request(self) -> Request | None:
-        """The oldest request. Never waits."""
+        """Receives the oldest request, or None. Never waits."""
     def wait_request(self, timeout: float | None = None) -> bool:
-        """Waits until a request can be taken, without the GIL. False: timed out."""
+        """Waits until a request can be received, without the GIL. Returns False if it timed out."""
     @property
     def has_request(self) -> bool: ...
     def begin_batch(self, layout: BatchLayout, meta: Any, extra: bytes) -> Batch | None:
-        """A batch to be written in place; None while all buffers are in use."""
+        """Starts a batch to be written in place. Returns None while all buffers are in use."""
     def put_batch(self, layout: BatchLayout, extra: bytes, sources: list[np.ndarray]) -> bool:
-        """Sends a copy of arrays that have the types and shapes of the layout; False while all buffers are in use."""
+        """Sends a copy of arrays with the types and shapes of the layout. Returns False while all buffers are in use."""
     def try_receive_batch(
         self, decode: Callable[[str, bytes], BatchLayout], load: Callable[[str, bytes], Any]
     ) -> Batch | None:
-        """The oldest message as a batch. Never waits."""
+        """Receives the oldest message as a batch, or None. Never waits."""
     def finish(self) -> None:
-        """Batches that are being written are not sent any more."""
+        """From now on, batches can no longer be sent."""
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for a message, without the GIL. False: the time is over."""
+        """Waits for a message, without the GIL. Returns False if it timed out."""
     def notify(self) -> None:
-        """Wakes who waits at the other side."""
+        """Wakes the participants that wait on the other side."""
     def post(self) -> None:
-        """TTI style: counts up, and wakes."""
+        """Posts to the other side, and wakes it (TTI style)."""
     def wait_tti(self, timeout: float | None = None) -> bool:
-        """TTI style: waits for a post, and takes it."""
+        """Waits for a post and consumes it (TTI style)."""
     def try_send(self, msg: bytes) -> bool:
         """Sends a copy of what fits into a MSG buffer. False while all are in use."""
     def wait_any(self, timeout: float | None = None) -> bool:
@@ -294,15 +296,15 @@ class Link:
     def try_next_event(
         self,
     ) -> tuple[Literal["attached", "detached", "died", "evicted", "missed"], int, str, int, int] | None:
-        """The next event of another participant. Never waits."""
+        """Returns the next event of another participant, or None. Never waits."""
     def wait_event(self, timeout: float | None = None) -> bool:
-        """Waits until there may be an event of another participant, without the GIL. False: the time is over."""
+        """Waits until there may be an event of another participant, without the GIL. Returns False if it timed out."""
     @property
     def has_event(self) -> bool: ...
     def fileno(self) -> int:
-        """A descriptor that is readable when a message has come, or an event."""
+        """A descriptor that is readable after a message or event has arrived."""
     def take_signal(self) -> bool:
-        """Takes one signal from the descriptor. Look for messages after it, not before."""
+        """Consumes one signal of the descriptor. Receive after this, not before."""
     def take_posts(self) -> None: ...
     def post_releases(self, after: int) -> None: ...
     def post_now(self) -> None: ...
@@ -310,7 +312,7 @@ class Link:
     def recover(self) -> tuple[int, int, int]: ...
     def participants(self) -> Sequence[tuple[int, str, int, bool | None]]: ...
     def close(self, *, strict: bool = True) -> None:
-        """Leaves the link. `StillViewed` while loans or messages live, unless not strict."""
+        """Detaches from the link. Raises `StillViewed` while loans or messages are alive, unless ``strict`` is false."""
 
 @final
 class DeviceSession:
@@ -327,7 +329,7 @@ class DeviceSession:
 
 @final
 class GpuMemory:
-    """Memory of a GPU. Arrays over it keep it."""
+    """Memory of a GPU. Arrays over it keep it alive."""
 
     @property
     def nbytes(self) -> int: ...
