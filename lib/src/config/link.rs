@@ -56,6 +56,7 @@ pub const MAX_SPIN_US: u32 = 1_000_000;
 /// ```
 pub const MAX_REQUEST_WINDOW: u32 = crate::ring::reply::WINDOW_MAX;
 /// What `requests: {}` in a configuration stands for.
+#[cfg(feature = "yaml")]
 pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;
 
 /// How many may push to a ring at once.
