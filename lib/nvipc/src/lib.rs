@@ -27,7 +27,7 @@
 //!
 //! let buffers = mac.allocate(None)?;
 //! // SAFETY: a MSG buffer of this link has 8192 bytes, and it is ours until it is sent.
-//! SAFETY: a MSG buffer of this link has 8192 bytes, and it is ours until it is sent.
+//! unsafe { buffers.msg.cast::<u64>().write_unaligned(42) };
 //! mac.send(Message { msg_id: 0x80, cell_id: 0, msg_len: 8, data_len: 0, buffers })?;
 //! mac.notify()?;
 //!

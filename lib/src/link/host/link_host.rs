@@ -97,7 +97,7 @@ impl LinkHost {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// use shmesh_sys::socket;
     /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// A client that connects before the listener is polled is identified, too.
+    /// // A client that connects before the listener is polled is identified, too.
     /// let client = socket::connect_to(&host.path())?;
     /// socket::send(&client, b"hello", &[])?;
     /// let packet = socket::receive_from(&socket::accept(&host.listener())?)?;
