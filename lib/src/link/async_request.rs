@@ -48,11 +48,13 @@ use crate::error::{ErrorKind, Result};
 pub struct AsyncPendingReply {
     pending: OwnedPendingReply,
     waiter: Waiter,
+    /// The stream has ended with an error.
+    has_failed: bool,
 }
 
 impl AsyncPendingReply {
     pub(super) fn new(pending: OwnedPendingReply, link: &Waiter) -> Self {
-        Self { pending, waiter: link.another() }
+        Self { pending, waiter: link.another(), has_failed: false }
     }
 
     /// Waits for the next reply.
@@ -72,9 +74,9 @@ impl AsyncPendingReply {
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<OwnedMessage>> {
         let progress = ready!(coop::poll_proceed(cx));
         loop {
-            if let Some(reply) = self.pending.try_take()? {
+            if let Some(reply) = self.pending.try_take().transpose() {
                 progress.made_progress();
-                return Poll::Ready(Ok(reply));
+                return Poll::Ready(reply);
             }
             ready!(self.waiter.poll_signals(cx))?;
         }
@@ -85,7 +87,12 @@ impl Stream for AsyncPendingReply {
     type Item = Result<OwnedMessage>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_over() { Poll::Ready(None) } else { self.poll_recv(cx).map(Some) }
+        if self.has_failed || self.is_over() {
+            return Poll::Ready(None);
+        }
+        let item = ready!(self.poll_recv(cx));
+        self.has_failed = matches!(&item, Err(error) if !matches!(error.kind(), ErrorKind::Corrupt { .. }));
+        Poll::Ready(Some(item))
     }
 }
 

@@ -224,7 +224,7 @@ impl WatchLoop {
                 if thread.stop.load(Ordering::Acquire) {
                     return;
                 }
-                self.refresh();
+                self.refresh(thread);
             }
             self.read_events();
             for link in &mut self.links {
@@ -253,8 +253,12 @@ impl WatchLoop {
     }
 
     /// Starts to watch new links, and drops those that were stopped.
-    fn refresh(&mut self) {
+    fn refresh(&mut self, thread: &Thread) {
         let mut state = lock(&monitor().state);
+        // Stopped since it was woken: what is to be started is for the next thread.
+        if !state.thread.as_ref().is_some_and(|current| std::ptr::eq(Arc::as_ptr(current), thread)) {
+            return;
+        }
         let mut starts = std::mem::take(&mut state.starts);
         let (gone, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut self.links)
             .into_iter()

@@ -1,11 +1,12 @@
 //! Waiting on a link while other threads use its handle.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use shmesh_sys::futex;
 
+use super::lease::SeatLease;
 use super::wait::{LOOKS_PER_CLOCK, SLEEP_MAX};
 use super::{Link, Shared};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,6 +19,8 @@ use crate::sync::spin;
 pub struct Waiter {
     shared: Arc<Shared>,
     me: Participant,
+    /// Not held while it waits: a handle that is dropped gives its seat up, and that ends the wait.
+    lease: Weak<SeatLease>,
     /// Threads that sleep, with this waiter or otherwise. The seat has one bit for all of them.
     asleep: Arc<Mutex<u32>>,
 }
@@ -47,6 +50,7 @@ impl Link {
         Waiter {
             shared: Arc::clone(&self.shared),
             me: self.endpoint.me,
+            lease: Arc::downgrade(&self.lease),
             asleep: Arc::clone(&self.lease.asleep),
         }
     }
@@ -101,18 +105,14 @@ impl Waiter {
                 break;
             }
         }
-        let sleepers = self.sleepers();
-        self.count(|asleep| {
-            *asleep += 1;
-            sleepers.fall_asleep(self.me.seat);
-        });
-        let slept = self.sleep(sleepers, deadline, ready);
-        self.count(|asleep| {
-            *asleep -= 1;
-            if *asleep == 0 {
-                sleepers.wake_up(self.me.seat);
-            }
-        });
+        let Some(lease) = self.lease.upgrade() else { return Err(self.evicted()) };
+        lease.fall_asleep();
+        drop(lease);
+        let slept = self.sleep(self.sleepers(), deadline, ready);
+        // Without a lease the bit is that of the next participant in the seat, which has cleared it when it came.
+        if let Some(lease) = self.lease.upgrade() {
+            lease.wake_up();
+        }
         slept
     }
 
@@ -137,6 +137,8 @@ impl Waiter {
         // this.
         if self.count(|asleep| *asleep > 0) {
             let sleepers = self.sleepers();
+            // WAKE: for its fence, which orders the caller's change before the wake-up.
+            sleepers.asleep();
             sleepers.wake();
             sleepers.wake_all();
         }
@@ -154,7 +156,7 @@ impl Waiter {
                 return Ok(true);
             }
             if !self.shared.core.seats.is_current(&self.me) {
-                return Err(Error::from(ErrorKind::Evicted { link: self.link() }));
+                return Err(self.evicted());
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -175,6 +177,11 @@ impl Waiter {
 
     fn count<T>(&self, change: impl FnOnce(&mut u32) -> T) -> T {
         change(&mut self.asleep.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    #[cold]
+    fn evicted(&self) -> Error {
+        Error::from(ErrorKind::Evicted { link: self.link() })
     }
 
     fn link(&self) -> Arc<str> {
@@ -236,5 +243,29 @@ mod tests {
             assert_eq!(asleep(link), 0);
         }
         assert!(!phy.waiter().wait_until(Some(Duration::ZERO), || false).unwrap());
+    }
+
+    /// The next participant in the seat may sleep already.
+    #[test]
+    fn waiter_of_a_dropped_handle_leaves_the_seat_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let phy = options.create(&LinkConfig::new("link".parse().unwrap())).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        let (seat, waiter) = (mac.seat(), mac.waiter());
+        let next = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| waiter.wait_until(None, || false));
+            until(|| *waiter.asleep.lock().unwrap() == 1);
+            drop(mac);
+            let error = waiting.join().unwrap().unwrap_err();
+            assert!(matches!(error.kind(), crate::ErrorKind::Evicted { .. }), "{error}");
+            options.attach("link", Side::Secondary).unwrap()
+        });
+        assert_eq!(next.seat(), seat);
+        next.lease.fall_asleep();
+        assert!(waiter.wait_until(None, || false).is_err());
+        assert_eq!(asleep(&next), 1);
+        next.lease.wake_up();
+        drop(phy);
     }
 }
