@@ -483,8 +483,8 @@ pub enum ErrorKind {
     },
     /// The link carries typed messages of another type.
     #[error(
-        "link {link}: it carries {declared}, not {asked}; use one type on both sides, or, to change it, create the link with `fresh` or \
-         remove it with `shmesh rm {link}`"
+        "link {link}: it carries {declared}, not {asked}; use one type on both sides; to change it, stop all processes of the link, then create it with \
+         `fresh` or remove it with `shmesh rm {link}`"
     )]
     OtherType {
         /// Name of the link.

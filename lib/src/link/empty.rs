@@ -47,7 +47,7 @@ impl Link {
         };
         // As long as we have the role, newcomers detach again.
         core.seats.begin_to_empty(me, core.emptier_role()).map_err(|other| in_use(&other))?;
-        let done = self.wait_to_be_alone(in_use).and_then(|()| self.drop_leftovers());
+        let done = self.wait_to_be_alone(in_use).and_then(|()| self.drop_leftovers(in_use));
         let had_role = core.emptier_role().release(me);
         match self.other() {
             Some(other) if done.is_ok() && !had_role => Err(in_use(&other)),
@@ -80,7 +80,13 @@ impl Link {
         Ok(())
     }
 
-    fn drop_leftovers(&self) -> Result<()> {
+    fn drop_leftovers(&self, in_use: impl Fn(&Participant) -> Error) -> Result<()> {
+        // A participant that was stopped for longer than `EMPTYING_MAX` has lost the role, and what waits is new.
+        let keeps_role = || match self.core().emptier_role().holder(&self.core().seats) {
+            Some(holder) if holder == self.endpoint.me => Ok(()),
+            _ => Err(in_use(&self.other().unwrap_or(self.endpoint.me))),
+        };
+        keeps_role()?;
         // Newcomers detach before they can send, so everything that is queued now is old.
         let requests = self.core().requests().map_or(0, |requests| requests.ring.queued().count());
         for _ in 0..requests {
@@ -92,6 +98,7 @@ impl Link {
             }
         }
         for side in [Side::Primary, Side::Secondary] {
+            keeps_role()?;
             let ring = self.core().incoming(side);
             notify::forget_posts(ring, notify::posted(ring));
             // With a participant of its own: this handle must not become the consumer or writer of a ring that has only
@@ -107,6 +114,7 @@ impl Link {
             let positions: Vec<_> = ring.queued().map(|(position, _)| position).collect();
             temporary.discard(&positions)?;
         }
+        keeps_role()?;
         // Last: what waits has that type.
         self.core().payload_type().clear();
         Ok(())

@@ -225,6 +225,13 @@ fn part<'m>(message: &'m Message<'_>) -> SharedBytes<'m> {
     if message.data_pool().is_some() { message.data_shared() } else { message.msg_shared() }
 }
 
+/// Whether the bytes are a value, or values of a slice. Makes no reference to them: another process may change them.
+fn fits<T: Payload + ?Sized>(bytes: SharedBytes<'_>) -> bool {
+    let len = bytes.len();
+    let has_length = if T::IS_SLICE { len.is_multiple_of(T::SIZE) } else { len == T::SIZE };
+    has_length && bytes.as_ptr().addr().is_multiple_of(T::ALIGN)
+}
+
 impl<T: Payload + ?Sized> TypedLink<T> {
     /// Sends a copy of the value: in the ring's slot if it has at most [`INLINE_MAX_BYTES`], else in a buffer. Does not
     /// wake a sleeping receiver: see [`Link::notify`].
@@ -250,10 +257,11 @@ impl<T: Payload + ?Sized> TypedLink<T> {
     /// message is dropped, and the next one can be received.
     pub fn receive(&self) -> Result<Option<TypedMessage<'_, T>>> {
         let Some(message) = self.link.receive()? else { return Ok(None) };
-        if T::ref_from_bytes(part(&message).trusted()).is_ok() {
-            return Ok(Some(TypedMessage { message, of: PhantomData }));
+        // Bytes in device memory have no address here, and would pass for an empty slice.
+        if message.data_pool().is_some_and(PoolId::is_device) || !fits::<T>(part(&message)) {
+            return Err(self.not_of_type(&message));
         }
-        Err(self.not_of_type(&message))
+        Ok(Some(TypedMessage { message, of: PhantomData }))
     }
 
     #[cold]

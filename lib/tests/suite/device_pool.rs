@@ -474,6 +474,19 @@ fn broadcast_frees_device_buffers_behind_the_last_reader() {
     }
 }
 
+/// Bytes of device memory have no address in the host; without one they would pass for an empty slice.
+#[test]
+fn data_on_a_device_is_no_typed_value() {
+    let dir = ipc_dir();
+    let (phy, mac) = (create(dir.path(), ""), attach(dir.path()));
+    let here = open(&phy);
+    let mac = mac.typed::<[u8]>().unwrap();
+    send(&phy, &here, 1, "on the device");
+    assert_eq!(kind_of(&refused(mac.receive())), "OnDevice");
+    phy.send_inline(2, 0, b"here").unwrap();
+    assert_eq!(mac.receive().unwrap().expect("it was just sent").value(), b"here");
+}
+
 #[test]
 fn owned_message_keeps_its_device_buffer() {
     let dir = ipc_dir();
