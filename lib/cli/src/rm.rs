@@ -153,7 +153,7 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                     removed += 1;
                 }
                 Err(error) => {
-                    eprintln!("error: link {name}: {}", crate::in_one_line(&error));
+                    eprintln!("error: {}", crate::in_one_line(&error));
                     not_removed += 1;
                 }
             },

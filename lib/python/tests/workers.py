@@ -45,13 +45,14 @@ def read_broadcast(name: str, last: int, result: Any) -> None:
 def hold_broadcast(name: str, result: Any) -> None:
     """Never releases the messages that have DATA, until it is killed or evicted."""
     held = []
-    with shmesh.Link.attach(name, timeout=200) as link:
-        try:
+    try:
+        # A reader that gets no processor for a while is evicted before `attach` returns.
+        with shmesh.Link.attach(name, timeout=200) as link:
             while True:
                 held.append(link.try_receive())
                 time.sleep(0.001)
-        except shmesh.Error as error:
-            result.send(type(error).__name__)
+    except shmesh.Error as error:
+        result.send(type(error).__name__)
 
 
 def total_of(array: np.ndarray) -> float:

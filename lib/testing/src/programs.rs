@@ -11,7 +11,8 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-/// How long a C program may take. Longer than the alarm that each one sets itself, so that its own message comes first.
+/// How long a C program may take. Longer than the alarm that a test program sets itself, so that its own message comes first. An example
+/// sets none; if one of its processes fails, the others may wait until this time is over.
 const PROGRAM_HANGS: Duration = Duration::from_secs(400);
 
 /// Runs a command that has to succeed; what it says is shown if it does not.

@@ -90,7 +90,7 @@ fn config() -> LinkConfig {
 }
 
 fn attach(dir: &Path, side: Side) -> Result<Link, Error> {
-    let options = LinkOptions::new().dir(dir).timeout(STALL);
+    let options = LinkOptions::new().dir(dir).timeout(STALL / 3);
     let attach = || match side {
         Side::Primary => options.create(&config()),
         Side::Secondary => options.attach(NAME, side),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use shmesh::{Error, Link};
 
-/// The longest time without progress of a process.
+/// The longest time without progress of a process. What is waited for inside of it has less time, so that its error comes first.
 pub(crate) const STALL: Duration = Duration::from_secs(90);
 
 pub(crate) fn from_env(name: &str) -> Option<u64> {
@@ -35,7 +35,7 @@ pub(crate) fn started_with<const N: usize>(arguments: &str) -> ([u64; N], PathBu
 
 /// Attaches, again and again while the other side or a host is being replaced; calls `retried` before each further try.
 pub(crate) fn attached(attach: impl Fn() -> Result<Link, Error>, retried: impl Fn()) -> Result<Link, Error> {
-    let deadline = Instant::now() + STALL;
+    let deadline = Instant::now() + STALL / 2;
     loop {
         match attach() {
             Err(error) if error.is_retryable() && Instant::now() < deadline => {

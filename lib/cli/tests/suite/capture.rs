@@ -147,10 +147,11 @@ fn capture_of_a_broadcast_link_is_no_reader() {
     let options = LinkOptions::new().dir(dir.path());
     let writer = options.create(&config).unwrap();
     let reader = options.attach("fronthaul", Side::Secondary).unwrap();
-    let mut captured = capture(dir.path(), &["-o", "-", "--count", "20", "--interval-us", "0"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut captured =
+        capture(dir.path(), &["-o", "-", "--count", "20", "--interval-us", "0", "--seconds", ENDS_S])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
     let mut file = Vec::new();
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| captured.stdout.take().unwrap().read_to_end(&mut file));
