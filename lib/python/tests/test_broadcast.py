@@ -29,6 +29,12 @@ def until_readers(link: shmesh.Link, count: int) -> None:
         time.sleep(0.001)
 
 
+def until_attached(link: shmesh.Link, readers: list[tuple[Any, Any]]) -> None:
+    # They say so: a reader is counted a moment before it is attached.
+    assert [said(pipe) for _, pipe in readers] == ["attached"] * len(readers)
+    assert link.readers == len(readers)
+
+
 def send(link: shmesh.Link, number: int) -> bool:
     """Sends a number: in the ring, or with as many bytes of DATA. ``False``: there is no room now."""
     try:
@@ -46,18 +52,22 @@ def send(link: shmesh.Link, number: int) -> bool:
 
 def found(reader: tuple[Any, Any]) -> Any:
     process, pipe = reader
-    assert pipe.poll(200), "it says nothing"
-    result = pipe.recv()
+    result = said(pipe)
     process.join()
     return result
+
+
+def said(pipe: Any) -> Any:
+    assert pipe.poll(200), "it says nothing"
+    return pipe.recv()
 
 
 def test_each_reader_gets_everything_and_a_dead_one_holds_up_none() -> None:
     pools = {"cpu_msg": (64, 8), "cpu_data": (1024, 8)}
     with shmesh.Link.create("all", ring_mode="broadcast", ring_len=8, pools=pools) as link:
         readers = [start(workers.read_broadcast, "all", MESSAGES - 1) for _ in range(3)]
-        holder, _ = start(workers.hold_broadcast, "all")
-        until_readers(link, 4)
+        holder, pipe = start(workers.hold_broadcast, "all")
+        until_attached(link, [*readers, (holder, pipe)])
         is_held_up = False
         for number in range(MESSAGES):
             while not send(link, number):
@@ -75,7 +85,7 @@ def test_each_reader_gets_everything_and_a_dead_one_holds_up_none() -> None:
 def test_a_slow_reader_is_evicted() -> None:
     with shmesh.Link.create("evict", ring_mode="broadcast", ring_len=4, slow="evict") as link:
         holder = start(workers.hold_broadcast, "evict")
-        until_readers(link, 1)
+        until_attached(link, [holder])
         for number in range(20):
             while not send(link, number):
                 time.sleep(0.001)
@@ -86,7 +96,7 @@ def test_a_slow_reader_is_evicted() -> None:
 def test_readers_of_the_latest_value_count_what_they_lose() -> None:
     with shmesh.Link.create("latest", ring_mode="broadcast", ring_len=2, slow="skip", history=1) as link:
         readers = [start(workers.read_broadcast, "latest", MESSAGES - 1) for _ in range(2)]
-        until_readers(link, 2)
+        until_attached(link, readers)
         assert all(send(link, number) for number in range(MESSAGES)), "the writer never waits"
         for reader in readers:
             numbers, lost = found(reader)

@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 import pytest
+from interrupts import later
 
 import shmesh
 import shmesh.vllm
@@ -91,8 +92,7 @@ def test_what_vllms_own_class_does_besides() -> None:
         writer.enqueue(b"x" * size, WATCHDOG)
         # The second argument is `indefinite` in some releases, and `cancel` in others.
         assert len(reader.dequeue(WATCHDOG, True) if size > 1 else reader.dequeue(indefinite=True)) == size
-    threading.Timer(0.2, reader.shutdown).start()
-    with pytest.raises(RuntimeError, match="cancelled"):
+    with later(0.2, reader.shutdown), pytest.raises(RuntimeError, match="cancelled"):
         reader.dequeue(indefinite=True)
     writer.shutdown()
 

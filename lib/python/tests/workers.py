@@ -28,6 +28,7 @@ def read_broadcast(name: str, last: int, result: Any) -> None:
     """Says which numbers it got up to the last one, and how many it lost."""
     numbers = []
     with shmesh.Link.attach(name, timeout=200) as link:
+        result.send("attached")
         while not numbers or numbers[-1] != last:
             link.wait(200)
             message = link.try_receive()
@@ -46,8 +47,8 @@ def hold_broadcast(name: str, result: Any) -> None:
     """Never releases the messages that have DATA, until it is killed or evicted."""
     held = []
     try:
-        # A reader that gets no processor for a while is evicted before `attach` returns.
         with shmesh.Link.attach(name, timeout=200) as link:
+            result.send("attached")
             while True:
                 held.append(link.try_receive())
                 time.sleep(0.001)
