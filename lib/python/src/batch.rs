@@ -114,10 +114,11 @@ impl KnownLayouts {
 
     fn learn(&self, layout: &Arc<Layout>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() == KNOWN_MAX {
-            known.remove(0);
-        }
+        let oldest = (known.len() == KNOWN_MAX).then(|| known.remove(0));
         known.push(Arc::clone(layout));
+        drop(known);
+        // Its Python objects may have finalizers.
+        drop(oldest);
     }
 }
 

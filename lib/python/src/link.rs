@@ -239,7 +239,8 @@ impl Link {
         if let Some(waiter) = waiter {
             return Ok(waiter);
         }
-        let cloned = handle.lock().try_clone().map_err(of_link)?;
+        let cloned = handle.lock().try_clone();
+        let cloned = cloned.map_err(of_link)?;
         let seat = cloned.participants().find(|other| other.seat == cloned.seat());
         let seat = seat.map(|other| (other.seat, other.word));
         let made = Arc::new(Handle::new(cloned));
@@ -434,12 +435,9 @@ impl Link {
     #[pyo3(signature = (msg, *, msg_id=0, cell_id=0))]
     fn request_inline(&self, msg: &[u8], msg_id: i32, cell_id: i32) -> PyResult<PendingReply> {
         let handle = self.handle()?;
-        let pending = handle
-            .lock()
-            .request_inline(msg_id, cell_id, msg)
-            .map(shmesh::PendingReply::into_owned)
-            .map_err(of_link)?;
-        Ok(PendingReply::new(&handle, pending))
+        let pending =
+            handle.lock().request_inline(msg_id, cell_id, msg).map(shmesh::PendingReply::into_owned);
+        Ok(PendingReply::new(&handle, pending.map_err(of_link)?))
     }
 
     /// Receives the oldest request, or None. Never waits.

@@ -430,21 +430,23 @@ pub(crate) fn publish(
     }
     let path = socket_path(directory, name)?;
     let server = server().map_err(|source| system("listen for processes that open the array", &source))?;
-    let _locked = lock_directory(py, directory)?;
-    let (listener, place) = py.detach(|| {
+    let locked = lock_directory(py, directory)?;
+    let listening = py.detach(|| {
         sweep(directory);
         let listening = packets::listen_on(&path, mode);
-        let listening = listening.and_then(|listener| Ok((listener, Place::of(path.clone())?)));
-        listening.map_err(|source| match source.raw_os_error() {
-            Some(errno::EADDRINUSE) => error(
-                "AlreadyExists",
-                format_args!(
-                    "an array named {name} is there already ({}); open it, or use another name",
-                    path.display()
-                ),
+        listening.and_then(|listener| Ok((listener, Place::of(path.clone())?)))
+    });
+    // Before an exception is created: a finalizer that runs meanwhile may lock the directory.
+    drop(locked);
+    let (listener, place) = listening.map_err(|source| match source.raw_os_error() {
+        Some(errno::EADDRINUSE) => error(
+            "AlreadyExists",
+            format_args!(
+                "an array named {name} is there already ({}); open it, or use another name",
+                path.display()
             ),
-            _ => system(&format!("listen at {}", path.display()), &source),
-        })
+        ),
+        _ => system(&format!("listen at {}", path.display()), &source),
     })?;
     let listener = Arc::new(listener);
     lock(&LISTENERS).push(listener.as_raw_fd());
