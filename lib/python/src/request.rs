@@ -115,12 +115,15 @@ impl PendingReply {
     /// Whether the last reply was taken, or the request failed or was given up.
     #[getter]
     fn is_over(&self, py: Python<'_>) -> bool {
-        py.detach(|| lock(&self.pending).as_ref().is_none_or(OwnedPendingReply::is_over))
+        !self.handle.is_here()
+            || py.detach(|| lock(&self.pending).as_ref().is_none_or(OwnedPendingReply::is_over))
     }
 
     /// Gives the request up: replies that wait are freed, and later ones are refused.
     fn drop(&self, py: Python<'_>) {
-        py.detach(|| drop(lock(&self.pending).take()));
+        if self.handle.is_here() {
+            py.detach(|| drop(lock(&self.pending).take()));
+        }
     }
 }
 
@@ -151,6 +154,13 @@ impl Request {
         let client = request.client().value();
         let hold = Arc::new(RequestHold { request: Mutex::new(request), handle: Arc::clone(handle) });
         Self { hold, msg_id, cell_id, inline, client }
+    }
+
+    fn give_up(&self) {
+        // In a forked child the lock is a copy, which a thread of the parent may have held.
+        if self.hold.handle.is_here() {
+            lock(&self.hold.request).give_up();
+        }
     }
 
     fn hold(&self) -> PyResult<&Arc<RequestHold>> {
@@ -229,13 +239,13 @@ impl Request {
 
     /// Ends the request; without a last reply it is unanswered. Its buffers are released when its arrays are gone.
     fn drop(&self) {
-        lock(&self.hold.request).give_up();
+        self.give_up();
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
         // Arrays may keep the message, but the client must not wait for them.
-        lock(&self.hold.request).give_up();
+        self.give_up();
     }
 }

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import workers
+from interrupts import is_asleep
 
 import shmesh
 
@@ -296,6 +298,18 @@ def test_a_forked_child_ends_no_request_of_its_parent() -> None:
     pending = [client.request(b"inline"), client.request(b"buffer", np.zeros(10))]
     requests = [take(server), take(server)]
     array = requests[1].data
+    # Threads that wait hold locks, which nothing releases in the child.
+    pending += [client.request(b"unread"), client.request(b"unanswered")]
+    requests += [take(server), take(server)]
+    for _ in range(7):
+        assert requests[2].reply(b"part", more=True)
+    waits = [lambda request=requests[2]: request.reply(b"end"), lambda waiting=pending[3]: waiting.wait()]
+    threads = [threading.Thread(target=wait) for wait in waits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while not is_asleep(thread):
+            time.sleep(0.01)
     queue = multiprocessing.get_context("fork").SimpleQueue()
     child = multiprocessing.get_context("fork").Process(target=workers.leave_requests, args=(pending, requests, queue))
     child.start()
@@ -303,10 +317,14 @@ def test_a_forked_child_ends_no_request_of_its_parent() -> None:
     child.join()
     assert child.exitcode == 0
     assert all(request.is_wanted for request in requests) and array.sum() == 0
-    for request, waiting in zip(requests, pending):
+    assert [bytes(part) for part in pending[2]] == [b"part"] * 7 + [b"end"]
+    assert requests[3].reply(b"answer")
+    for thread in threads:
+        thread.join()
+    for request, waiting in zip(requests[:2], pending):
         assert request.reply(bytes(request))
         assert text(waiting.wait(WATCHDOG)) == bytes(request)
-    del request, waiting, array
+    del request, waiting, array, thread, threads, waits
     pending.clear()
     requests.clear()
     queue.close()

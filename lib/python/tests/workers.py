@@ -198,9 +198,12 @@ def leave_requests(pending: list[shmesh.PendingReply], requests: list[shmesh.Req
             use()
         except shmesh.Forked:
             errors.append("Forked")
-    pending.pop().drop()
-    requests.pop().drop()
-    del pending[:], requests[:]
+    for reply in pending:
+        assert reply.is_over
+        reply.drop()
+    for request in requests[1:]:
+        request.drop()
+    del reply, request, pending[:], requests[:]
     queue.put(errors)
 
 
