@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import signal
+import struct
 import threading
 import time
 from pathlib import Path
@@ -157,6 +158,31 @@ def test_the_rank_of_a_reader_that_died() -> None:
         queue.enqueue("the others go on", timeout=WATCHDOG)
         assert reader.dequeue() == "the others go on"
         reader.close()
+
+
+def test_a_seat_that_another_reader_takes() -> None:
+    with shmesh.MessageQueue(1000, readers=2, name="queue") as queue:
+        first = shmesh.MessageQueue.attach("queue", 1)
+        with pytest.raises(shmesh.Timeout, match="1 of 2 readers"):
+            queue.wait_until_ready(0)
+        seat = first._link.seat
+        first.close()
+        with shmesh.MessageQueue.attach("queue", 2) as second, shmesh.MessageQueue.attach("queue", 3) as third:
+            assert second._link.seat == seat
+            queue.wait_until_ready(WATCHDOG)
+            assert queue._ranks == {seat: 2, third._link.seat: 3}
+        queue._look_at_peers()
+        assert queue._ranks == {}
+
+
+def test_ranks_of_seats_that_no_reader_has() -> None:
+    with shmesh.MessageQueue(1000, readers=1, name="queue") as queue, shmesh.Link.attach("queue") as other:
+        for seat in (63, 64, 1 << 31):
+            other.send_inline(struct.pack("<iI", 5, seat))
+        with shmesh.MessageQueue.attach("queue", 1):
+            pass
+        with pytest.raises(shmesh.Timeout, match="0 of 1 readers"):
+            queue.wait_until_ready(0)
 
 
 def test_a_writer_that_died() -> None:

@@ -10,6 +10,7 @@ import os
 import pickle
 import secrets
 import struct
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -110,8 +111,12 @@ class MessageQueue:
         self.rank = rank
         """The rank of this reader; None for the writer."""
         self._awaited = 0
+        # Of the writer: the seats of the secondary side that are taken, the ranks of readers by seat, and readers that died.
+        self._seats: set[int] = set()
         self._ranks: dict[int, int] = {}
-        self._died: list[PeerEvent] = []
+        self._died: list[tuple[PeerEvent, int | None]] = []
+        # A signal handler may close the queue meanwhile.
+        self._looking = threading.RLock()
         # Of a reader: the participants of the primary side by seat, and the process of the last one that died.
         self._writers: dict[int, int] = {}
         self._dead_writer: int | None = None
@@ -261,27 +266,47 @@ class MessageQueue:
 
     def _look_at_peers(self) -> None:
         """Processes what readers sent when they attached, and events of readers."""
+        if self._link.has_message or self._link.has_event:
+            with self._looking:
+                self._process_peers()
+
+    def _process_peers(self) -> None:
         link = self._link
-        while True:
-            message = link.try_receive()
-            if message is None:
-                break
+        sent: dict[int, int] = {}
+        while (message := link.try_receive()) is not None:
             hello = bytes(message)
             if len(hello) == _HELLO.size:
                 rank, seat = _HELLO.unpack(hello)
-                self._ranks[seat] = rank
+                sent[seat] = rank
+        # After the messages: these events include that their senders attached, and the ends of the previous readers in the seats.
+        died: list[tuple[PeerEvent, int | None]] = []
+        missed = False
         while link.has_event:
             event = link.next_event()
-            if event is not None and event.side == "secondary" and event.kind in ("died", "evicted"):
-                self._died.append(event)
-            elif event is not None and event.side == "secondary" and event.kind == "detached":
-                self._ranks.pop(event.seat, None)
+            if event is None:
+                continue
+            if event.kind == "missed":
+                missed = True
+            elif event.side == "secondary" and event.kind == "attached":
+                self._seats.add(event.seat)
+            elif event.side == "secondary":
+                self._seats.discard(event.seat)
+                rank = self._ranks.pop(event.seat, None)
+                if event.kind != "detached":
+                    died.append((event, rank))
+        if missed:
+            self._seats = {other.seat for other in link.participants() if other.side == "secondary"}
+        for event, rank in died:
+            if rank is None and event.seat not in self._seats:
+                # Else the next reader in the seat may have sent it.
+                rank = sent.get(event.seat)
+            self._died.append((event, rank))
+        self._ranks = {seat: rank for seat, rank in (self._ranks | sent).items() if seat in self._seats}
 
     def _raise_if_died(self) -> None:
         if not self._died:
             return
-        event = self._died.pop(0)
-        rank = self._ranks.pop(event.seat, None)
+        event, rank = self._died.pop(0)
         raise _peer_died(
             f"queue {self.name}: reader {'of unknown rank' if rank is None else rank} (process {event.pid}) died; call enqueue again to "
             "go on with the others",
@@ -369,8 +394,7 @@ class MessageQueue:
                 self._dead_writer = None
             else:
                 self._writers.pop(event.seat, None)
-                if event.kind in ("died", "evicted"):
-                    self._dead_writer = event.pid
+                self._dead_writer = None if event.kind == "detached" else event.pid
 
     def close(self) -> None:
         """Detaches from the queue. Arrays of objects that were not copied keep their memory."""
