@@ -26,8 +26,7 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 pub(crate) static ENDING: OnceLock<ThreadId> = OnceLock::new();
 /// Number of threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// The handles with which threads wait without checking for the end of the interpreter. Only locked by threads with the
-/// interpreter.
+/// The handles with which threads wait. Only locked by threads with the interpreter.
 static WAITING_WITH: Mutex<Vec<Arc<Handle>>> = Mutex::new(Vec::new());
 /// How long a wait continues before it checks for signals that another thread got, or that arrived just before it.
 const LOOK_FOR_SIGNALS: Duration = Duration::from_secs(1);
@@ -66,6 +65,11 @@ impl WaitingWith {
     fn new(handle: Arc<Handle>) -> Self {
         waiting_with().push(Arc::clone(&handle));
         Self(handle)
+    }
+
+    /// Number of references to a handle that belong to threads that wait.
+    fn references(handle: &Arc<Handle>) -> usize {
+        2 * waiting_with().iter().filter(|waiting| Arc::ptr_eq(waiting, handle)).count()
     }
 }
 
@@ -279,7 +283,7 @@ impl Link {
             Some(seconds) => Instant::now().checked_add(duration_of(seconds)?),
             None => None,
         };
-        let waiter = self.waiter()?;
+        let waiter = WaitingWith::new(self.waiter()?);
         let waiting = WaitCount::new();
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -287,7 +291,7 @@ impl Link {
                 return Ok(false);
             }
             let slice = left.map_or(SLICE, |left| left.min(SLICE));
-            let there = py.detach(|| wait(&waiter.lock(), Some(slice)));
+            let there = py.detach(|| wait(&waiter.0.lock(), Some(slice)));
             if there.map_err(of_link)? {
                 return Ok(true);
             }
@@ -326,7 +330,8 @@ impl Link {
             if there.map_err(of_link)? {
                 return Ok(true);
             }
-            if left.is_some_and(|left| left <= slice) {
+            // Not by the slice, which a signal may have cut short.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
         }
@@ -687,7 +692,9 @@ impl Link {
         }
         let (open, held) = {
             let mut state = self.state();
-            let held = state.as_ref().map_or(0, |open| Arc::strong_count(&open.handle) - 1);
+            let held = state.as_ref().map_or(0, |open| {
+                (Arc::strong_count(&open.handle) - 1).saturating_sub(WaitingWith::references(&open.handle))
+            });
             (if held == 0 || !strict { state.take() } else { None }, held)
         };
         if let Some(open) = &open {

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import workers
-from interrupts import interrupted, until_quiet
+from interrupts import interrupted, is_asleep, signalled, until_quiet
 
 import shmesh
 
@@ -228,6 +228,16 @@ def test_a_signal_ends_a_wait() -> None:
     interrupted(lambda: phy.wait(None))
 
 
+def test_a_signal_whose_handler_returns_does_not_shorten_a_wait() -> None:
+    phy, _mac = pair()
+    while phy.next_event() is not None:
+        pass
+    start = time.monotonic()
+    with signalled(lambda _number, _frame: None):
+        assert not phy.wait_any(1.0)
+    assert time.monotonic() - start >= 1.0
+
+
 def test_asyncio() -> None:
     phy, mac = pair()
 
@@ -403,6 +413,36 @@ def test_iterating_ends_when_the_link_is_closed() -> None:
         closing.start()
     closing.join()
     assert seen == [b"1"]
+
+
+@pytest.mark.parametrize("call", ["wait", "wait_any", "wait_room"])
+def test_closing_a_link_ends_the_wait_of_another_thread(call: str) -> None:
+    pools = {"cpu_msg": (64, 4)}
+    with shmesh.Link.create("link", pools=pools, ring_len=8, ring_mode="broadcast") as writer, shmesh.Link.attach("link") as reader:
+        link, ends = reader, []
+        if call == "wait_room":
+            link = writer
+            for _ in range(4):
+                writer.loan(1).send()
+
+        def wait() -> None:
+            try:
+                while True:
+                    while link.next_event() is not None:
+                        pass
+                    getattr(link, call)()
+            except shmesh.Closed:
+                ends.append("closed")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not is_asleep(thread):
+            time.sleep(0.01)
+        link.close()
+        thread.join()
+        assert ends == ["closed"]
+        if call == "wait_room":
+            assert len(reader.receive_batch()) == 4
 
 
 def test_participants() -> None:
