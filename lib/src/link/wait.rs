@@ -1,11 +1,14 @@
 //! Waiting for messages, and waking receivers that wait.
 
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::Link;
+use shmesh_sys::futex;
+
 use super::bell::Cause;
 use super::lease::SeatLease;
+use super::{Link, Shared};
 use crate::error::{Error, Result};
 use crate::notify::{self, Sleepers};
 use crate::participant::SeatIndex;
@@ -13,10 +16,10 @@ use crate::ring::Ring;
 use crate::sync::spin;
 
 /// Checks of the ring per reading of the clock, which costs as much as several of them.
-pub(super) const LOOKS_PER_CLOCK: u32 = 16;
+const LOOKS_PER_CLOCK: u32 = 16;
 /// How long a receiver sleeps at most before it checks again: a peer that breaks the protocol can suppress a wake-up, and
 /// must not block the others of its link.
-pub(super) const SLEEP_MAX: Duration = Duration::from_secs(1);
+const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 impl Link {
     /// Wakes the other side if a receiver sleeps or has asked for the file descriptor. Call it after sending, once per
@@ -323,16 +326,10 @@ impl SeatLease {
         let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
         let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
         let sleep = loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if ready() {
-                    return Ok(true);
-                }
-                spin();
-            }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Ok(false);
-            }
+            let now = match look_and_spin(deadline, &ready) {
+                ControlFlow::Break(is_ready) => return Ok(is_ready),
+                ControlFlow::Continue(now) => now,
+            };
             match sleep {
                 None => self.check_seated()?,
                 Some(sleep) if now >= spin_end => break sleep,
@@ -361,19 +358,58 @@ impl SeatLease {
         deadline: Option<Instant>,
         ready: impl Fn() -> bool,
     ) -> Result<bool> {
-        let failed = |error| Error::system(&self.shared.store.link, "sleep on the futex", error);
+        self.shared.sleep_until(sleepers, deadline, false, || self.check_seated(), ready)
+    }
+}
+
+/// Calls `ready` for as long as one reading of the clock is worth. Breaks with whether it is ready when the wait is over, else
+/// continues with the time.
+#[inline]
+pub(super) fn look_and_spin(
+    deadline: Option<Instant>,
+    ready: &impl Fn() -> bool,
+) -> ControlFlow<bool, Instant> {
+    for _ in 0..LOOKS_PER_CLOCK {
+        if ready() {
+            return ControlFlow::Break(true);
+        }
+        spin();
+    }
+    let now = Instant::now();
+    if deadline.is_some_and(|deadline| now >= deadline) {
+        ControlFlow::Break(false)
+    } else {
+        ControlFlow::Continue(now)
+    }
+}
+
+impl Shared {
+    /// Sleeps until `ready`, which it calls after each wake-up and at least once a second, or until `check` fails. The caller
+    /// has announced that its seat sleeps. With `ends_at_signal` it also returns after a signal handler ran in this thread.
+    pub(super) fn sleep_until(
+        &self,
+        sleepers: Sleepers<'_>,
+        deadline: Option<Instant>,
+        ends_at_signal: bool,
+        check: impl Fn() -> Result<()>,
+        ready: impl Fn() -> bool,
+    ) -> Result<bool> {
         loop {
             let wakes = sleepers.wakes();
             if ready() {
                 return Ok(true);
             }
-            self.check_seated()?;
+            check()?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(false);
             }
-            let limit = left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX));
-            sleepers.sleep(wakes, limit).map_err(failed)?;
+            let woken = sleepers.sleep(wakes, left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX)));
+            let woken =
+                woken.map_err(|error| Error::system(&self.store.link, "sleep on the futex", error))?;
+            if ends_at_signal && woken == futex::Wait::Interrupted {
+                return Ok(ready());
+            }
         }
     }
 }

@@ -1,18 +1,16 @@
 //! Waiting on a link while other threads use its handle.
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use shmesh_sys::futex;
-
 use super::lease::SeatLease;
-use super::wait::{LOOKS_PER_CLOCK, SLEEP_MAX};
+use super::wait::look_and_spin;
 use super::{Link, Shared};
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify::Sleepers;
 use crate::participant::Participant;
-use crate::sync::spin;
 
 /// Waits on a link without borrowing its handle: other threads may use, lock or drop the handle meanwhile. See
 /// [`Link::waiter`].
@@ -91,24 +89,16 @@ impl Waiter {
         let deadline = timeout.and_then(|timeout| start.checked_add(timeout));
         let spin_end = start + Duration::from_micros(u64::from(self.shared.spin_us));
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if ready() {
-                    return Ok(true);
-                }
-                spin();
-            }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
-                return Ok(false);
-            }
-            if now >= spin_end {
-                break;
+            match look_and_spin(deadline, &ready) {
+                ControlFlow::Break(is_ready) => return Ok(is_ready),
+                ControlFlow::Continue(now) if now >= spin_end => break,
+                ControlFlow::Continue(_) => {}
             }
         }
         let Some(lease) = self.lease.upgrade() else { return Err(self.evicted()) };
         lease.fall_asleep();
         drop(lease);
-        let slept = self.sleep(self.sleepers(), deadline, ready);
+        let slept = self.shared.sleep_until(self.sleepers(), deadline, true, || self.check_seated(), ready);
         // Without a lease the bit is that of the next participant in the seat, which has cleared it when it came.
         if let Some(lease) = self.lease.upgrade() {
             lease.wake_up();
@@ -144,31 +134,9 @@ impl Waiter {
         }
     }
 
-    fn sleep(
-        &self,
-        sleepers: Sleepers<'_>,
-        deadline: Option<Instant>,
-        ready: impl Fn() -> bool,
-    ) -> Result<bool> {
-        loop {
-            let wakes = sleepers.wakes();
-            if ready() {
-                return Ok(true);
-            }
-            if !self.shared.core.seats.is_current(&self.me) {
-                return Err(self.evicted());
-            }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(false);
-            }
-            let woken = sleepers.sleep(wakes, left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX)));
-            let woken =
-                woken.map_err(|error| Error::system(&self.shared.store.link, "sleep on the futex", error))?;
-            if woken == futex::Wait::Interrupted {
-                return Ok(ready());
-            }
-        }
+    /// Without the lease: a thread that sleeps keeps no seat of a handle that was dropped.
+    fn check_seated(&self) -> Result<()> {
+        if self.shared.core.seats.is_current(&self.me) { Ok(()) } else { Err(self.evicted()) }
     }
 
     fn sleepers(&self) -> Sleepers<'_> {
