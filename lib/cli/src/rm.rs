@@ -160,14 +160,10 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     }
     writeln!(out, "{} removed", human::plural(removed, "link"))?;
-    match (unreadable, not_removed) {
-        (0, 0) => Ok(()),
-        (0, _) => bail!("{} could not be removed", human::plural(not_removed, "link")),
-        (_, 0) => bail!("{} could not be read", human::plural(unreadable, "link")),
-        _ => bail!(
-            "{} could not be read, {} could not be removed",
-            human::plural(unreadable, "link"),
-            human::plural(not_removed, "link")
-        ),
-    }
+    let failed: Vec<String> = [(unreadable, "read"), (not_removed, "removed")]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{} could not be {what}", human::plural(count, "link")))
+        .collect();
+    if failed.is_empty() { Ok(()) } else { bail!(failed.join(", ")) }
 }
