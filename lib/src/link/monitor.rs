@@ -8,6 +8,7 @@
 //! seat, and detects deaths exactly, and a new host without the link's memory gets it. The monitor also serves links whose
 //! host is this process. No call waits for a host or for the monitor.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -246,7 +247,7 @@ impl WatchLoop {
         let pauses = self.links.iter().filter_map(|link| link.reap.pause());
         let limit = pauses.chain(services().filter_map(Service::pause)).min();
         let waited = poll::wait_once(&mut watches, limit);
-        if waited.is_err_and(|error| error.kind() != std::io::ErrorKind::Interrupted) {
+        if waited.is_err_and(|error| error.kind() != ErrorKind::Interrupted) {
             // A process may lower its limit of descriptors below the number that it polls.
             std::thread::sleep(PERIOD);
         }
@@ -427,7 +428,12 @@ fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
         return None;
     }
     let attach = Request::new(ASKED, request::Op::Attach(broker::Attach { side: 0 }));
-    socket::send_now(&connection, &packet::encode(&attach), &[]).ok()?;
+    let sent = socket::send_now(&connection, &packet::encode(&attach), &[]);
+    // A host that has closed the connection already refuses this process like one that closes it later: `read_host` finds the
+    // end, and the next attempt waits.
+    if sent.is_err_and(|error| !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)) {
+        return None;
+    }
     Some(Session { connection: Arc::new(connection), host })
 }
 
@@ -447,7 +453,7 @@ fn read_host(shared: &Shared, host: &OwnedFd) -> HostMessages {
     for _ in 0..PACKETS_MAX {
         let packet = match socket::receive_now(host) {
             Ok(packet) => packet,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return messages,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return messages,
             Err(_) => return HostMessages::Ended,
         };
         let said = packet::decode::<Reply>(&packet.bytes);
