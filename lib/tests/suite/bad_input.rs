@@ -305,11 +305,17 @@ fn remains_of_a_dead_creator_are_reused() {
     peer.tell(&format!("prepare tmpfs {} 1m", dir.path().display()));
     peer.tell("create link data=8192x64");
     // Threads of the peer alone see that file system: the one that mounted it, and those that came from it.
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", peer.pid())).unwrap();
-    let seen = tasks
-        .map(|task| task.unwrap().path().join("root").join(dir.path().strip_prefix("/").unwrap()))
-        .find(|seen| !shmesh_testing::files(seen).is_empty())
-        .unwrap();
+    // A thread that ends while they are listed can hide others.
+    let mut found = None;
+    until("a thread of the peer shows its file system", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", peer.pid())).unwrap();
+        found = tasks
+            .filter_map(Result::ok)
+            .map(|task| task.path().join("root").join(dir.path().strip_prefix("/").unwrap()))
+            .find(|seen| std::fs::read_dir(seen).is_ok_and(|mut files| files.next().is_some()));
+        found.is_some()
+    });
+    let seen = found.unwrap();
     let pool = seen.join("link_cpu_data");
     let left = std::fs::read(&pool).unwrap();
     peer.tell("close");
