@@ -678,6 +678,9 @@ impl Backend for LinkBackend {
                     None => break,
                     // From a peer that died after it sent and before it signalled.
                     Some(0) => endpoint.late.are_mixed && link.has_message(),
+                    // Of a post after the check above: not consumed yet, it must not be consumed once more. If this is the late
+                    // signal of another post, that of this one is late instead.
+                    Some(_) if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? => true,
                     Some(_) => !endpoint.late.is_late(link.has_message()),
                 };
                 if is_ours {
