@@ -33,7 +33,8 @@ use crate::segment::lock::Host;
 const STACK_BYTES: usize = 128 * 1024;
 /// Interval of looking for dead participants if inotify is not available: a user has 128 instances by default.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Minimum delay before connecting again after the sidecar closed a connection. It doubles until a connection is accepted.
+/// Minimum delay before connecting again to a host that closed a connection or refused it. It doubles until the host accepts
+/// one. Another host, as a sidecar that was started again, is tried at once.
 const RETRY_MIN: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of a sidecar's packets that are read before other links have their turn.
@@ -189,8 +190,16 @@ struct WatchedLink {
     reap: Reap,
     session: Option<Session>,
     service: Option<(Service, Place)>,
-    /// When to connect again, and how long to wait after the next refusal.
-    retry: (Instant, Duration),
+    retry: Option<Retry>,
+}
+
+/// A host that has closed the last connection, or refused it.
+struct Retry {
+    host: (Host, u64),
+    /// When to connect again.
+    at: Instant,
+    /// How long to wait after the next refusal.
+    pause: Duration,
 }
 
 /// A connection to the host of a link.
@@ -308,15 +317,8 @@ impl WatchedLink {
         let mut reap = Reap::default();
         // For deaths before the watch began.
         reap.once();
-        let mut link = Self {
-            id,
-            shared: Weak::clone(shared),
-            watch,
-            reap,
-            session: None,
-            service: None,
-            retry: (Instant::now(), RETRY_MIN),
-        };
+        let mut link =
+            Self { id, shared: Weak::clone(shared), watch, reap, session: None, service: None, retry: None };
         if let Some(listening) = start.listening {
             link.serve(listening);
         }
@@ -337,9 +339,9 @@ impl WatchedLink {
         if let Some(session) = &self.session {
             match read_host(&shared, &session.connection) {
                 HostMessages::None => {}
-                HostMessages::Wanted => self.retry.1 = RETRY_MIN,
+                HostMessages::Wanted => self.retry = None,
                 HostMessages::Attached => {
-                    self.retry.1 = RETRY_MIN;
+                    self.retry = None;
                     self.begin(&shared);
                 }
                 HostMessages::Ended => self.end(&shared),
@@ -378,10 +380,17 @@ impl WatchedLink {
 
     fn end(&mut self, shared: &Shared) {
         *shared.broker() = None;
-        self.session = None;
-        self.retry = (Instant::now() + self.retry.1, (self.retry.1 * 2).min(RETRY_MAX));
+        if let Some(session) = self.session.take() {
+            self.refused(session.host);
+        }
         // It may restart soon.
         self.reap.begin();
+    }
+
+    fn refused(&mut self, host: (Host, u64)) {
+        let pause =
+            self.retry.as_ref().filter(|retry| retry.host == host).map_or(RETRY_MIN, |retry| retry.pause);
+        self.retry = Some(Retry { host, at: Instant::now() + pause, pause: (pause * 2).min(RETRY_MAX) });
     }
 
     /// Connects to the host of the link, unless that is this process, or is connected already.
@@ -404,8 +413,18 @@ impl WatchedLink {
         let Some(host) = found.filter(|(kind, _)| *kind == Host::Sidecar || self.service.is_none()) else {
             return;
         };
-        if Instant::now() >= self.retry.0 {
+        let retry = self.retry.as_ref().filter(|retry| retry.host == host);
+        if retry.is_none_or(|retry| Instant::now() >= retry.at) {
             self.session = connect(shared, host);
+            if self.session.is_none() {
+                self.refused(host);
+            }
+        }
+        // Nothing else may happen that would cause another attempt.
+        if let Some(retry) =
+            self.retry.as_ref().filter(|_| self.session.is_none() && self.reap.pause().is_none())
+        {
+            self.reap.once_in(retry.at.saturating_duration_since(Instant::now()));
         }
     }
 }

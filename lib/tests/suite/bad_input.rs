@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nix::sys::socket::{
@@ -742,25 +743,38 @@ fn foreign_files_at_the_socket_path_are_not_removed() {
     assert!(directory.is_dir() && broker(dir.path()).ends_with(format!("link.broker-{:x}", user + 2)));
 }
 
-#[test]
-fn socket_that_closes_connections_causes_no_busy_loop() {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    let dir = ipc_dir();
-    let path = pose_as_host(dir.path());
-    let listener = shmesh_sys::socket::listen_on(&path, 0o600).unwrap();
+/// Poses as a host that closes each connection, until the test ends. Returns how many it has closed.
+fn refusing_host(dir: &Path) -> std::sync::Arc<AtomicUsize> {
+    let listener = shmesh_sys::socket::listen_on(&pose_as_host(dir), 0o600).unwrap();
     let connections = std::sync::Arc::new(AtomicUsize::new(0));
     let counted = std::sync::Arc::clone(&connections);
-    // Until the test ends.
     std::thread::spawn(move || {
         while shmesh_sys::socket::accept(&listener).is_ok() {
             counted.fetch_add(1, Ordering::Relaxed);
         }
     });
+    connections
+}
+
+#[test]
+fn socket_that_closes_connections_causes_no_busy_loop() {
+    let dir = ipc_dir();
+    let connections = refusing_host(dir.path());
     let _link = create(dir.path(), "").unwrap();
     until("it was tried", || connections.load(Ordering::Relaxed) > 0);
     std::thread::sleep(Duration::from_secs(2));
     let tried = connections.load(Ordering::Relaxed);
     assert!(tried < 30, "connected {tried} times in two seconds");
+}
+
+#[test]
+#[ignore = "long: eight seconds"]
+fn host_that_refuses_for_long_is_still_tried() {
+    let dir = ipc_dir();
+    let connections = refusing_host(dir.path());
+    let _link = create(dir.path(), "").unwrap();
+    // The 14th attempt comes after 8 seconds, later than any round of looking for the dead.
+    until("14 attempts", || connections.load(Ordering::Relaxed) >= 14);
 }
 
 #[test]
