@@ -1,4 +1,5 @@
-//! Tracks which pods hold which resources, as the kubelet lists them, and garbage-collects unused pools.
+//! Tracks which pods hold which resources, as the kubelet lists them, and garbage-collects unused pools, and unused links in
+//! pools that are used.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +14,19 @@ use crate::config::Config;
 use crate::events::{EventType, Events};
 use crate::kubelet::{AllocationTimes, held};
 use crate::metrics::Metrics;
-use crate::pools::{IdleTimer, sweep, used};
+use crate::pools::{IdleTimer, UnusedLinks, sweep, used};
 use crate::resource::allocate::UsageByResource;
 use crate::resource::{Resource, ResourceKind};
 
 /// The current configuration and the advertised resources.
 type Resources = watch::Receiver<(Config, Vec<Arc<Resource>>)>;
+
+/// What earlier rounds found out about a pool.
+#[derive(Default)]
+struct PoolState {
+    idle: IdleTimer<Instant>,
+    links: UnusedLinks,
+}
 
 /// Runs until the task is dropped.
 pub(crate) async fn run(
@@ -27,10 +35,10 @@ pub(crate) async fn run(
     metrics: Metrics,
     events: Events,
 ) {
-    let mut idle = HashMap::<String, IdleTimer<Instant>>::new();
+    let mut pools = HashMap::<String, PoolState>::new();
     let mut log = REPEATED_LOG;
     loop {
-        collect(&resources, &allocation_times, &metrics, &events, &mut idle, &mut log).await;
+        collect(&resources, &allocation_times, &metrics, &events, &mut pools, &mut log).await;
         let every = resources.borrow().0.sweep.interval_seconds;
         tokio::time::sleep(Duration::from_secs(every.into())).await;
     }
@@ -41,7 +49,7 @@ async fn collect(
     allocation_times: &Arc<AllocationTimes>,
     metrics: &Metrics,
     events: &Events,
-    idle: &mut HashMap<String, IdleTimer<Instant>>,
+    pools: &mut HashMap<String, PoolState>,
     log: &mut LogLimit,
 ) {
     let (config, resources) = resources.borrow().clone();
@@ -55,7 +63,7 @@ async fn collect(
                 warn!(error, suppressed, "the kubelet does not list its pods; pools are not swept");
             }
             metrics.not_listed();
-            idle.values_mut().for_each(IdleTimer::unknown);
+            pools.values_mut().for_each(|pool| pool.idle.unknown());
             return;
         }
     };
@@ -66,15 +74,22 @@ async fn collect(
         let grace = Duration::from_secs(config.sweep.grace_seconds.into());
         let is_held = is_held(&held, &pool.name);
         let last = allocation_times.last(&resource.name);
-        let is_unused = idle.entry(pool.name.clone()).or_default().poll(Instant::now(), is_held, last, grace);
-        let is_swept = is_unused && config.sweep.enabled;
+        let state = pools.entry(pool.name.clone()).or_default();
+        let is_unused = state.idle.poll(Instant::now(), is_held, last, grace);
+        let is_enabled = config.sweep.enabled;
+        let mut links = std::mem::take(&mut state.links);
         let (allocation_times, name) = (Arc::clone(allocation_times), resource.name.clone());
         // On a blocking thread: a pool may have many files.
         let done = tokio::task::spawn_blocking(move || {
-            let swept = is_swept.then(|| sweep(&directory, asked, || allocation_times.last(&name) == last));
-            (swept, used(&directory).0)
+            let swept = match (is_enabled, is_unused) {
+                (false, _) => None,
+                (true, true) => Some(sweep(&directory, asked, || allocation_times.last(&name) == last)),
+                (true, false) => Some(links.collect(&directory, Instant::now(), grace)),
+            };
+            (swept, links, used(&directory).0)
         });
-        let Ok((swept, bytes)) = done.await else { continue };
+        let Ok((swept, links, bytes)) = done.await else { continue };
+        state.links = links;
         metrics.pool_used(&pool.name, bytes);
         if let Some(swept) = swept.filter(|swept| swept.files > 0) {
             metrics.swept(&pool.name, swept.files, swept.bytes);

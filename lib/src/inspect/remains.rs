@@ -71,6 +71,53 @@ impl Remains {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn of(dir: &Path, name: &LinkName) -> Result<Self> {
+        let mut remains = Self::without_contents(dir, name)?;
+        match View::open(dir, name) {
+            Ok(view) => {
+                let snapshot = view.snapshot();
+                remains.queued = Some(snapshot.rings.iter().map(|ring| ring.queued.len()).sum());
+                remains.seats = snapshot.seats;
+            }
+            Err(error) => {
+                remains.seats = seats_alone(&LinkPath::new(dir, name)).unwrap_or_default();
+                remains.damage = Some(error);
+            }
+        }
+        Ok(remains)
+    }
+
+    /// The files of a link that no process has, by its locks alone: `None` if any process has a lock of the link.
+    ///
+    /// Maps nothing and reads only the beginning of each file, so it may run where others can truncate the files. Messages that
+    /// wait are not counted: [`queued`](Self::queued) is `None`, and [`seats`](Self::seats) is empty.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let name = "fronthaul".parse()?;
+    /// use shmesh::inspect::Remains;
+    /// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// assert!(Remains::unused(dir.path(), &name)?.is_none());
+    /// link.send_inline(1, 0, b"it waits, so the link stays")?;
+    /// drop(link);
+    /// assert!(Remains::unused(dir.path(), &name)?.unwrap().remove()? > 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unused(dir: &Path, name: &LinkName) -> Result<Option<Self>> {
+        let remains = Self::without_contents(dir, name)?;
+        let Some(lock) = &remains.lock else { return Ok(None) };
+        let path = LinkPath::new(dir, name).beside("lock");
+        let is_used = lock.is_used().map_err(|error| {
+            Error::system(&remains.link, format!("read the locks of {}", path.display()), error)
+        })?;
+        Ok((!is_used).then_some(remains))
+    }
+
+    /// The files, and the right to remove them.
+    fn without_contents(dir: &Path, name: &LinkName) -> Result<Self> {
         let place = LinkPath::new(dir, name);
         let (mut files, mut foreign) = (Vec::new(), Vec::new());
         for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
@@ -100,7 +147,7 @@ impl Remains {
         // Another's lock file is not ours to lock; whatever it means, `foreign` tells the caller to stop.
         let lock = if foreign.contains(&lock_path) { None } else { try_lock(&place.store)? };
         let is_held = lock.is_none() && !foreign.contains(&lock_path);
-        let mut remains = Self {
+        Ok(Self {
             files,
             foreign,
             seats: Vec::new(),
@@ -110,19 +157,7 @@ impl Remains {
             link: place.link(),
             made_lock: (lock.is_some() && !had_lock).then_some(lock_path),
             lock,
-        };
-        match View::open(dir, name) {
-            Ok(view) => {
-                let snapshot = view.snapshot();
-                remains.queued = Some(snapshot.rings.iter().map(|ring| ring.queued.len()).sum());
-                remains.seats = snapshot.seats;
-            }
-            Err(error) => {
-                remains.seats = seats_alone(&place).unwrap_or_default();
-                remains.damage = Some(error);
-            }
-        }
-        Ok(remains)
+        })
     }
 
     /// Removes the files, and returns their sum in bytes. A process that has them mapped keeps its memory.
@@ -172,6 +207,30 @@ impl Drop for Remains {
     fn drop(&mut self) {
         self.forget_lock();
     }
+}
+
+/// Whether no process has a lock of the link `name` in `dir`, so that it could be removed. Takes no lock itself, so no process
+/// has to wait for it; a process may attach at any time, which [`Remains::unused`] prevents.
+///
+/// # Errors
+/// The lock file cannot be read.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+/// assert!(!shmesh::inspect::is_unused(dir.path(), &"fronthaul".parse()?)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn is_unused(dir: &Path, name: &LinkName) -> Result<bool> {
+    let place = LinkPath::new(dir, name);
+    let path = place.beside("lock");
+    let is_used = match Lock::open_for_reading(&path) {
+        Ok(lock) => lock.is_used(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    };
+    is_used.map(|is_used| !is_used).map_err(|error| place.store.refused(&path.display().to_string(), error))
 }
 
 /// The files whose names begin so.

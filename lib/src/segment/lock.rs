@@ -133,6 +133,12 @@ impl Lock {
         is_byte_locked(&self.file, PRESENCE)
     }
 
+    /// Whether another opening of the file has any lock: a participant's, a host's, or that of a process that creates or removes
+    /// the link.
+    pub(crate) fn is_used(&self) -> io::Result<bool> {
+        Ok(locked_from(&self.file, &(0..i64::MAX.cast_unsigned()))?.is_some())
+    }
+
     /// Gives up everything but the seats, as closing the file would.
     pub(crate) fn release(&self) {
         self.leave();

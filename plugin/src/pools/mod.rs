@@ -5,13 +5,16 @@
 //! | `directory.rs` | creates a directory and measures its use |
 //! | `tree.rs` | walks a directory with hostile contents |
 //! | `gc.rs` | garbage collection of unused pools |
+//! | `links.rs` | garbage collection of unused links in a pool that is used |
 
 mod directory;
 mod gc;
+mod links;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use directory::{free, prepare, used};
-pub(crate) use gc::{IdleTimer, sweep};
+pub(crate) use gc::{IdleTimer, SweepReport, sweep};
+pub(crate) use links::UnusedLinks;

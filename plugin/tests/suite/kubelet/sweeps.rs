@@ -33,6 +33,28 @@ async fn pool_is_swept_only_when_unused() {
 }
 
 #[tokio::test]
+async fn unused_link_in_a_used_pool_is_removed() {
+    let place = TestNode::with_kubelet().await;
+    let plugin = place.start();
+    place.all_there().await;
+    let pool = place.path("dev/shm/shmesh/a");
+    place.node.add_pod(pod("p", &[(POOL, 1)])).await;
+    let options = shmesh::LinkOptions::new().dir(&pool);
+    let config = |name: &str| shmesh_testing::config(name, "");
+    let _used = options.create(&config("used")).unwrap();
+    let dead = options.create(&config("dead")).unwrap();
+    // A waiting message keeps the files when the last participant detaches.
+    dead.send_inline(1, 0, b"").unwrap();
+    drop(dead);
+    plugin.shows("shmesh_plugin_swept_files_total{pool=\"a\"}", |files| files >= 2.0).await;
+    until("all files of the link are removed", || {
+        shmesh::inspect::names(&pool).unwrap().iter().map(|name| name.as_str()).eq(["used"])
+    })
+    .await;
+    assert!(!pool.join("dead.lock").exists() && pool.join("used.lock").exists());
+}
+
+#[tokio::test]
 #[ignore = "long: the plugin asks the kubelet four times in vain"]
 async fn unavailable_pod_list_prevents_sweeping() {
     let place = TestNode::with_kubelet().await;
