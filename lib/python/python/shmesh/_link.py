@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ __all__ = ["Link", "Participant", "PeerEvent", "PeerEvents", "RecoveryStats"]
 
 # How long a task waits before it checks whether the link was closed, for which there is no signal.
 _LOOK_AGAIN = 0.1
+
+_Taken = TypeVar("_Taken")
 
 Side: TypeAlias = Literal["primary", "secondary"]
 
@@ -221,26 +223,12 @@ class Link(_shmesh.Link):
 
     def receive_request(self, timeout: float | None = 0.0) -> Request | None:
         """The oldest request; None if none comes within ``timeout`` seconds. None waits for ever. Only on the primary side."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        left = timeout
-        while True:
-            request = self.try_receive_request()
-            if request is not None:
-                return Request(self, request)
-            if left is not None and left <= 0.0:
-                return None
-            # Another server may be faster.
-            self.wait_request(left)
-            if deadline is not None:
-                left = max(deadline - time.monotonic(), 0.0)
+        request = self._wait_for(self.try_receive_request, self.wait_request, timeout)
+        return None if request is None else Request(self, request)
 
     async def receive_request_async(self) -> Request:
         """Waits for the oldest request."""
-        while True:
-            request = self.try_receive_request()
-            if request is not None:
-                return Request(self, request)
-            await self._readable(lambda: self.has_request)
+        return Request(self, await self._wait_for_async(self.try_receive_request, lambda: self.has_request))
 
     def requests(self) -> Requests:
         """An iterator of requests, for ``for`` and ``async for``."""
@@ -259,25 +247,12 @@ class Link(_shmesh.Link):
 
         Participants that are attached already come first, as ``attached``. Each is reported once as that, and once as gone.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        left = timeout
-        while True:
-            event = self.try_next_event()
-            if event is not None:
-                return PeerEvent(*event)
-            if left is not None and left <= 0.0:
-                return None
-            self.wait_event(left)
-            if deadline is not None:
-                left = max(deadline - time.monotonic(), 0.0)
+        event = self._wait_for(self.try_next_event, self.wait_event, timeout)
+        return None if event is None else PeerEvent(*event)
 
     async def next_event_async(self) -> PeerEvent:
         """Waits for the next event of another participant."""
-        while True:
-            event = self.try_next_event()
-            if event is not None:
-                return PeerEvent(*event)
-            await self._readable(lambda: self.has_event)
+        return PeerEvent(*await self._wait_for_async(self.try_next_event, lambda: self.has_event))
 
     def events(self) -> PeerEvents:
         """An iterator of events of other participants, for ``for`` and ``async for``."""
@@ -296,11 +271,7 @@ class Link(_shmesh.Link):
 
     async def receive_async(self) -> Message:
         """Waits for the oldest message."""
-        while True:
-            message = self.try_receive()
-            if message is not None:
-                return message
-            await self._readable(lambda: self.has_message)
+        return await self._wait_for_async(self.try_receive, lambda: self.has_message)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yields messages until the link is closed."""
@@ -311,6 +282,28 @@ class Link(_shmesh.Link):
                 return
             yield message
             del message
+
+    def _wait_for(
+        self, take: Callable[[], _Taken | None], wait: Callable[[float | None], Any], timeout: float | None
+    ) -> _Taken | None:
+        """What ``take`` returns first, or None after ``timeout`` seconds. Another thread or process may take what was waited for."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            taken = take()
+            if taken is not None or (left is not None and left <= 0.0):
+                return taken
+            wait(left)
+            if deadline is not None:
+                left = max(deadline - time.monotonic(), 0.0)
+
+    async def _wait_for_async(self, take: Callable[[], _Taken | None], is_ready: Callable[[], bool]) -> _Taken:
+        """As `_wait_for`, without a limit. A task that is cancelled meanwhile loses nothing."""
+        while True:
+            taken = take()
+            if taken is not None:
+                return taken
+            await self._readable(is_ready)
 
     async def _readable(self, is_ready: Callable[[], bool], limit: float = _LOOK_AGAIN) -> None:
         """Waits for a signal of the link, for at most ``limit`` seconds, unless something is ready."""

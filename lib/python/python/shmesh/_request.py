@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -39,11 +38,7 @@ class PendingReply:
 
     async def wait_async(self) -> Message:
         """Waits for the next reply. A task that is cancelled meanwhile loses no reply."""
-        while True:
-            reply = self._pending.try_take()
-            if reply is not None:
-                return reply
-            await self._link._readable(lambda: self._pending.is_ready)
+        return await self._link._wait_for_async(self._pending.try_take, lambda: self._pending.is_ready)
 
     @property
     def is_ready(self) -> bool:
@@ -140,11 +135,9 @@ class Request:
         Sends a copy of ``msg`` and ``data``, or what is in a loan of the link. At most seven replies wait for a client; then this
         waits until it has taken one, and raises `Timeout` after ``timeout`` seconds.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self._request.has_room:
-            left = None if end is None else max(end - time.monotonic(), 0.0)
-            if not self._request.wait_room(left):
-                raise Timeout(f"link {self._link.name}: the client has not taken a reply for {timeout} s")
+        # Nothing but this request uses up the room, so it stays.
+        if not self._request.wait_room(timeout):
+            raise Timeout(f"link {self._link.name}: the client has not taken a reply for {timeout} s")
         return self._send(msg, data, more, msg_id, cell_id, pool)
 
     async def reply_async(
