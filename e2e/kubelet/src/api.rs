@@ -6,11 +6,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::pod::{ContainerState, Phase, Pod, PodStatus};
 
 /// What the API server says of a resource of the node.
-///
-/// ```
-/// let none = shmesh_fake_kubelet::Quantity::default();
-/// assert_eq!((none.capacity, none.allocatable), (0, 0));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
     /// Devices, healthy or not.

@@ -8,13 +8,6 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 
 /// Something that happened, and when.
-///
-/// ```
-/// use shmesh_fake_kubelet::{Event, Record};
-///
-/// let record = Record { at: std::time::Duration::ZERO, event: Event::KubeletStarted };
-/// assert_eq!(record.event, Event::KubeletStarted);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// By the node's clock.
@@ -24,11 +17,6 @@ pub struct Record {
 }
 
 /// Something that happened. Errors are in the kubelet's words.
-///
-/// ```
-/// let event = shmesh_fake_kubelet::Event::Disconnected { resource: "a.b/c".into() };
-/// assert!(matches!(event, shmesh_fake_kubelet::Event::Disconnected { .. }));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are named after what they are")]

@@ -39,11 +39,6 @@ pub struct Node {
 }
 
 /// The container that holds a device.
-///
-/// ```
-/// let holder = shmesh_fake_kubelet::Holder { device: "u0".into(), pod: "a".into(), container: "main".into() };
-/// assert_eq!(holder.device, "u0");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// Id of the device.

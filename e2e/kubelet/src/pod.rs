@@ -69,11 +69,6 @@ impl Pod {
 }
 
 /// A container of a [`Pod`].
-///
-/// ```
-/// let container = shmesh_fake_kubelet::Container::new("main").limit("a.b/c", 1).env("A", "1").numa([0]);
-/// assert!(!container.restartable && container.numa.is_some());
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// Unique in the pod.
@@ -140,11 +135,6 @@ impl Container {
 }
 
 /// The status of a pod.
-///
-/// ```
-/// let status = shmesh_fake_kubelet::PodStatus::default();
-/// assert_eq!(status.phase, shmesh_fake_kubelet::Phase::Pending);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodStatus {
     /// Phase of the pod.

@@ -642,12 +642,6 @@ pub mod reply {
     };
 
     /// What came of a request, or an event.
-    ///
-    /// ```
-    /// use shmesh_proto::broker::{Tgid, reply};
-    /// let tgid = reply::Result::Tgid(Tgid { bare_tgid: 4711 });
-    /// assert!(matches!(tgid, reply::Result::Tgid(Tgid { bare_tgid: 4711 })));
-    /// ```
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Result {
         /// [`Done`].
@@ -710,12 +704,6 @@ pub struct Admit {
 }
 
 /// An event that the broker reports.
-///
-/// ```
-/// use shmesh_proto::broker::{Event, event};
-/// let event = Event { happened: Some(event::Happened::PeerDied(4711)) };
-/// assert!(event.happened.is_some());
-/// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Event {
     /// What the event is.

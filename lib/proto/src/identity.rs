@@ -66,12 +66,6 @@ impl Question {
 }
 
 /// The pod of a process, from its cgroup and confirmed by the source of pods.
-///
-/// ```
-/// use shmesh_proto::identity::Pod;
-/// let pod = Pod { uid: "0c7d9a2e".into(), ..Pod::default() };
-/// assert!(!pod.confirmed, "until somebody who knows the pods has said so");
-/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub struct Pod {
     /// Its uid, with dashes.
@@ -98,12 +92,6 @@ pub struct Pod {
 }
 
 /// The identity of a process, from the kernel.
-///
-/// ```
-/// use shmesh_proto::identity::PeerIdentity;
-/// let peer = PeerIdentity { bare_tgid: 4711, start_time: 12, ..PeerIdentity::default() };
-/// assert!(peer.pod.is_none(), "a plain process of the node");
-/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub struct PeerIdentity {
     /// Its thread-group id in the outermost pid namespace that the service sees.
@@ -145,12 +133,6 @@ pub enum Unknown {
 }
 
 /// The answer to one question.
-///
-/// ```
-/// use shmesh_proto::identity::{Answer, Unknown, answer};
-/// let answer = Answer { id: 1, result: Some(answer::Result::Unknown(Unknown::Gone.into())) };
-/// assert!(matches!(answer.result, Some(answer::Result::Unknown(3))));
-/// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Answer {
     /// That of the question.
@@ -166,12 +148,6 @@ pub mod answer {
     use super::{Oneof, PeerIdentity, Unknown};
 
     /// The identity, or the reason why it is not known.
-    ///
-    /// ```
-    /// use shmesh_proto::identity::{PeerIdentity, answer};
-    /// let known = answer::Result::Peer(PeerIdentity::default());
-    /// assert!(matches!(known, answer::Result::Peer(_)));
-    /// ```
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Result {
         /// The identity of the process.

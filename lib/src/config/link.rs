@@ -88,10 +88,6 @@ pub enum RingMode {
 
 /// Most participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
 /// and one for a process that recovers what a dead participant held.
-///
-/// ```
-/// assert_eq!(shmesh::config::MAX_READERS, shmesh::MAX_SEATS - 2);
-/// ```
 pub const MAX_READERS: usize = crate::MAX_SEATS - 2;
 
 /// Longest time in milliseconds that a reader may hold the writer up before it is evicted: one hour.

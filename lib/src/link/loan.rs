@@ -170,16 +170,6 @@ impl Link {
     ///
     /// # Errors
     /// [`InlineTooLong`](crate::ErrorKind::InlineTooLong); [`Full`](crate::ErrorKind::Full); [`InlineExhausted`](crate::ErrorKind::InlineExhausted); [`RoleTaken`](crate::ErrorKind::RoleTaken); [`Evicted`](crate::ErrorKind::Evicted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.send_inline(7, 0, b"slot indication")?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").msg(), b"slot indication");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline(always)]
     pub fn send_inline(&self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<()> {
         if msg.len() > INLINE_MAX_BYTES {
@@ -397,16 +387,6 @@ impl<'a> Loan<'a> {
     /// Sets the message id, as the application defines it.
     ///
     /// The default is 0.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.loan()?.with_msg_id(7).send()?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").msg_id(), 7);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn with_msg_id(self, msg_id: i32) -> Self {
         // If the participant was evicted, the message is no longer its own. Sending it will report that.
@@ -419,16 +399,6 @@ impl<'a> Loan<'a> {
     /// Sets the id of the radio cell that the message is about, as the application defines it.
     ///
     /// The default is 0.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// mac.loan()?.with_msg_id(7).with_cell_id(2).send()?;
-    /// assert_eq!(phy.receive()?.expect("it was just sent").cell_id(), 2);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn with_cell_id(self, cell_id: i32) -> Self {
         if self.link.endpoint.is_current() {

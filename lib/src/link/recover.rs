@@ -51,14 +51,6 @@ impl Link {
     ///
     /// # Errors
     /// [`Evicted`](crate::ErrorKind::Evicted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(link.recover()?.participants, 0, "no participant has died");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn recover(&self) -> Result<RecoveryStats> {
         self.check_seated()?;
         let mut done = RecoveryStats::default();
@@ -117,17 +109,6 @@ impl Link {
     /// [`StillAlive`](crate::ErrorKind::StillAlive) if the process lives, on a link with ring mode `spsc`, and for the
     /// writer with ring mode `broadcast`: there, its place in the ring cannot be fenced.
     /// [`Evicted`](crate::ErrorKind::Evicted), if the caller was.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let held = mac.loan()?;
-    /// assert_eq!(phy.evict(mac.seat())?.messages, 1);
-    /// assert!(matches!(mac.loan().unwrap_err().kind(), shmesh::ErrorKind::Evicted { .. }));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn evict(&self, seat: SeatIndex) -> Result<RecoveryStats> {
         self.check_seated()?;
         match self.core().seats.at(seat).filter(|_| seat != self.endpoint.me.seat) {
@@ -162,15 +143,6 @@ impl Link {
     }
 
     /// All attached participants, dead or alive.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// let attached: Vec<_> = link.participants().collect();
-    /// assert_eq!(attached[0].word.pid(), std::process::id());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn participants(&self) -> impl Iterator<Item = Participant> + '_ {
         self.core().seats.all()
     }

@@ -405,19 +405,6 @@ impl Link {
     /// # Errors
     /// As [`request`](Self::request); [`InlineRequestTooLong`](crate::ErrorKind::InlineRequestTooLong);
     /// [`InlineExhausted`](crate::ErrorKind::InlineExhausted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// use std::time::Duration;
-    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert!(pending.wait(Some(Duration::from_millis(1)))?.is_none(), "no server has answered");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn request_inline(&self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<PendingReply<'_>> {
         if msg.len() > INLINE_BYTES {
@@ -467,19 +454,6 @@ impl Link {
     /// [`NoRequests`](crate::ErrorKind::NoRequests); [`RequestSide`](crate::ErrorKind::RequestSide);
     /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not, after which the next request can be taken;
     /// [`Evicted`](crate::ErrorKind::Evicted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// assert!(phy.receive_request()?.is_none());
-    /// let _pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert_eq!(phy.receive_request()?.expect("it was just made").msg(), b"ping");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn receive_request(&self) -> Result<Option<Request<'_>>> {
         self.check_seated()?;
@@ -511,19 +485,6 @@ impl Link {
     }
 
     /// Whether a request can be received, as far as one look shows.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// assert!(!phy.has_request());
-    /// let _pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert!(phy.has_request());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn has_request(&self) -> bool {
         self.side() == Side::Primary
@@ -692,18 +653,6 @@ impl fmt::Debug for PendingReply<'_> {
 
 impl<'a> Request<'a> {
     /// The seat of the client that made it.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let _pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert_eq!(phy.receive_request()?.expect("it was made").client(), mac.seat());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn client(&self) -> SeatIndex {
         self.writer.id.seat
@@ -749,20 +698,6 @@ impl<'a> Request<'a> {
     /// With the loan, which can be sent again. [`RepliesFull`](crate::ErrorKind::RepliesFull) in a stream whose client is
     /// behind; [`RequestOver`](crate::ErrorKind::RequestOver) after the last reply;
     /// [`ForeignLoan`](crate::ErrorKind::ForeignLoan); [`Evicted`](crate::ErrorKind::Evicted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let pending = mac.request_inline(1, 0, b"ping")?;
-    /// let mut request = phy.receive_request()?.expect("it was made");
-    /// drop(pending);
-    /// assert!(!request.reply(phy.loan()?)?, "the client has dropped it");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn reply(&mut self, loan: Loan<'a>) -> std::result::Result<bool, SendError<'a>> {
         self.send(loan, true)

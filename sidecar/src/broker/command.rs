@@ -6,40 +6,20 @@ use shmesh_proto::identity::PeerIdentity;
 use super::audit::{Reason, Record};
 
 /// One connection, by a number that its socket gives it and never gives again.
-///
-/// ```
-/// use shmesh_sidecar::broker::SessionId;
-/// assert!(SessionId(1) < SessionId(2));
-/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SessionId(pub u64);
 
 /// A descriptor that the socket holds for the broker, by a number that it never gives again. The broker says when to send
 /// a copy of it ([`Effect::Reply`]) and, exactly once, when to close it ([`Effect::DropFd`]).
-///
-/// ```
-/// use shmesh_sidecar::broker::FdToken;
-/// assert_ne!(FdToken(1), FdToken(2));
-/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FdToken(pub u64);
 
 /// Milliseconds of a clock that never goes back.
-///
-/// ```
-/// use shmesh_sidecar::broker::Millis;
-/// assert_eq!(Millis(1_000).after(500), Millis(1_500));
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Millis(pub u64);
 
 impl Millis {
     /// So many milliseconds later.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::Millis;
-    /// assert_eq!(Millis(u64::MAX).after(1), Millis(u64::MAX), "the end of time stays the end");
-    /// ```
     #[must_use]
     pub fn after(self, millis: u64) -> Self {
         Self(self.0.saturating_add(millis))
@@ -47,11 +27,6 @@ impl Millis {
 }
 
 /// A question of the broker about processes: [`Effect::Resolve`], answered with [`Command::Resolved`].
-///
-/// ```
-/// use shmesh_sidecar::broker::Ticket;
-/// assert_eq!(Ticket(3), Ticket(3));
-/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Ticket(pub u64);
 
@@ -76,12 +51,6 @@ pub struct ProcessId {
 
 impl ProcessId {
     /// The process of an identity. `None` for a number that no process has.
-    ///
-    /// ```
-    /// use shmesh_proto::identity::PeerIdentity;
-    /// use shmesh_sidecar::broker::ProcessId;
-    /// assert_eq!(ProcessId::of(&PeerIdentity { bare_tgid: -1, ..PeerIdentity::default() }), None);
-    /// ```
     #[must_use]
     pub fn of(identity: &PeerIdentity) -> Option<Self> {
         let &PeerIdentity { bare_tgid, start_time, pidfd_inode, .. } = identity;
@@ -90,11 +59,6 @@ impl ProcessId {
 }
 
 /// What happened outside. Not for logs: a request has keys and handles in it, and prints them.
-///
-/// ```
-/// use shmesh_sidecar::broker::Command;
-/// assert!(matches!(Command::Tick, Command::Tick));
-/// ```
 #[derive(Clone, Debug)]
 pub enum Command {
     /// A client connected to the sidecar.
@@ -145,11 +109,6 @@ pub enum Command {
 }
 
 /// What is to be done outside, in this order. Not for logs, as [`Command`]; [`Effect::Audit`] is what can be written down.
-///
-/// ```
-/// use shmesh_sidecar::broker::{Effect, FdToken};
-/// assert_eq!(Effect::DropFd(FdToken(1)), Effect::DropFd(FdToken(1)));
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Send an answer to a request.

@@ -363,17 +363,6 @@ impl Endpoint {
     /// # Errors
     /// [`NoPeer`](Error::NoPeer) before a peer has connected and after it has ended. [`PrimaryEnded`](Error::PrimaryEnded),
     /// [`Closed`](Error::Closed), [`Dumped`](Error::Dumped).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
-    /// # let phy = options.create("nvipc", pools)?;
-    /// let mac = options.attach("nvipc")?;
-    /// mac.notify()?;
-    /// assert!(phy.take()? && !phy.take()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn notify(&self) -> Result<()> {
         let entered = self.shared.enter()?;
         drop(entered);
@@ -480,18 +469,6 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`NotHeld`](Error::NotHeld) if this endpoint does not hold the MSG buffer.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// # use shmesh_nvipc_wire::Message;
-    /// # let buffers = phy.allocate(None)?;
-    /// phy.send_to_self(Message { msg_id: 1, cell_id: 0, msg_len: 16, data_len: 0, buffers })?;
-    /// let message = phy.receive()?.expect("it was sent");
-    /// assert!(phy.sent_at(message.buffers.msg)? > 1_600_000_000_000_000_000);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn sent_at(&self, msg: *const u8) -> Result<u64> {
         let index = self.shared.msg_pool().held_index(msg)?;
         let [seconds, nanos] = self.shared.time_of_send(index).each_ref().map(|word| word.load(Relaxed));
@@ -508,16 +485,6 @@ impl Endpoint {
     ///
     /// Later calls fail with [`Closed`](Error::Closed). Addresses stay mapped until the endpoint is dropped. Dropping also
     /// closes.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// phy.close();
-    /// assert!(matches!(phy.allocate(None), Err(shmesh_nvipc_wire::Error::Closed)));
-    /// assert_eq!(std::fs::read_dir(dir.path())?.count(), 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn close(&self) {
         let shared = &*self.shared;
         {

@@ -209,29 +209,11 @@ impl LinkHost {
     }
 
     /// All attached participants, dead or alive.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// let phy = options.create(&config)?;
-    /// let host = options.keep(&config)?;
-    /// assert_eq!(host.participants().next().map(|phy| phy.word.pid()), Some(std::process::id()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn participants(&self) -> impl Iterator<Item = Participant> + '_ {
         self.shared.core.seats.all()
     }
 
     /// Recovers participants that have ended, as far as this process can see them.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let host = options.keep(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(host.recover().participants, 0, "no participant has died");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn recover(&self) -> RecoveryStats {
         let dead: Vec<_> = self.shared.dead().collect();
         take_back(&self.shared, &dead)
