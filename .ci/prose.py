@@ -11,6 +11,7 @@ It reports, in comments, strings and documents:
   summary     a doc comment whose summary has fewer than four words
   type        a type named by a bare participle or question word (Told, Given, What)
   old name    a name that docs/glossary.md replaces
+  twice       a type name of product code that is defined twice in one crate, or in three crates
   link        a relative link in a document to a file or heading that does not exist, in any document of the repository
 """
 
@@ -47,6 +48,19 @@ NOUNS = {"Backing", "Embed", "Feed", "Finding", "Mapping", "Need", "Ring", "Seed
 OLD = re.compile(
     r"\b(?:seldom|Seldom|steward|Steward|sweeper|rivals|Keeper|Doctor(?!\()|unsaid)\b(?!\()|shmesh[-_]kubelet\b(?![-_]api)|shmesh[-_]gate"
 )
+# Type names that may be defined in several places: each means the same thing in all of them.
+SHARED_TYPES = set(
+    # What Rust programs call these by habit.
+    "Args Command Config Error Event Metrics Result Shared SideArgs SideSpec State Status "
+    # One for each vendor, ring mode or transport.
+    "AllocatedBy CurrentContext Driver Endpoint Pool Producer Region "
+    # A thing of the glossary: in Rust, in Python, in the protocol, in a configuration.
+    "Memory Message Refusal Request Shm".split()
+)
+VISIBLE = r"(?:pub(?:\([^)]*\))? )?"
+# An indented `type` is one of a trait's.
+DEFINITION = re.compile(rf"^(?:{VISIBLE}type| *{VISIBLE}(?:struct|enum|union|trait)) ([A-Z]\w*)", re.MULTILINE)
+NOT_PRODUCT = re.compile(r"(?:^|/)(?:tests?|benches|examples|fuzz|comparison|testing|proofs|generated)(?:/|\.rs$)|tests\.rs$|^e2e/")
 COMMENT = re.compile(r"^\s*(///|//!|//)( ?.*)$")
 
 
@@ -165,6 +179,28 @@ def broken_links(path, text):
                 yield number, "link", target
 
 
+def defined_twice(sources):
+    """(path, line number, name) of types whose name another type of the crate has, or types of two other crates.
+
+    `sources`: (crate, path, text) of each source.
+    """
+    places = {}
+    for crate, path, text in sources:
+        for found in DEFINITION.finditer(text):
+            number = text.count("\n", 0, found.start()) + 1
+            places.setdefault(found[1], []).append((crate, path, number))
+    for name, found in places.items():
+        crates = [crate for crate, _, _ in found]
+        if name not in SHARED_TYPES and (len(crates) > 2 or len(set(crates)) < len(crates)):
+            for _, path, number in found:
+                yield path, number, name
+
+
+def crate_of(name):
+    """The directory of the nearest manifest."""
+    return next((parent for parent in (ROOT / name).parents if (parent / "Cargo.toml").exists()), ROOT)
+
+
 def files(paths):
     """Files that git tracks or does not ignore below some paths."""
     listed = subprocess.run(
@@ -188,6 +224,10 @@ def main(paths):
             if not is_allowed(rule, name, lines[number - 1]):
                 print(f"{name}:{number}: {rule}: {found}")
                 count += 1
+    sources = [name for name in files([]) if name.endswith(".rs") and not NOT_PRODUCT.search(name)]
+    for name, number, found in sorted(defined_twice((crate_of(name), name, (ROOT / name).read_text()) for name in sources)):
+        print(f"{name}:{number}: twice: {found}")
+        count += 1
     if count:
         print(f"{count} findings; see docs/glossary.md and the rules in .ci/prose.py", file=sys.stderr)
     return 1 if count else 0

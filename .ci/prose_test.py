@@ -48,6 +48,15 @@ class Prose(unittest.TestCase):
         self.assertEqual(rust("use shmesh_kubelet::Node;\n"), {("old name", "shmesh_kubelet")})
         self.assertEqual(rust("use shmesh_kubelet_api::Device;\n"), set())
 
+    def test_type_names_that_are_defined_again_are_found(self):
+        def twice(*sources):
+            return {name for _, _, name in prose.defined_twice(sources)}
+
+        self.assertEqual(twice(("a", "a/x.rs", "struct Place;"), ("a", "a/y.rs", "pub(crate) type Place = u8;")), {"Place"})
+        self.assertEqual(twice(*((crate, crate + "/x.rs", "pub enum Place {}") for crate in "abc")), {"Place"})
+        self.assertEqual(twice(("a", "a/x.rs", "struct Place;"), ("b", "b/x.rs", "struct Place;")), set())
+        self.assertEqual(twice(("a", "a/x.rs", "impl A {\n    type Item = u8;\n    type Item = u8;\n}\nenum Error {}\nenum Error {}")), set())
+
     def test_broken_links_are_found(self):
         def broken(text):
             return {found for _, _, found in prose.broken_links(prose.ROOT / "docs" / "a.md", text)}

@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) list: bool,
     /// Output format of the results
-    #[arg(long, value_name = "FORM", default_value = "text")]
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) output: Output,
     /// Timeout for each operation on the cluster: starting a pod, a restart, helm
     #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3600))]

@@ -86,12 +86,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the device plugin and the identity service
     #[command(after_long_help = format!("{RUN}{EXIT_CODES}"))]
-    Run(Run),
+    Run(RunArgs),
     /// Print the JSON schema of the configuration
     Schema,
     /// Run the identity service, which tells sidecars which process is behind a socket
     #[command(after_long_help = format!("{IDENTITY}{EXIT_CODES}"))]
-    Identity(Identity),
+    Identity(IdentityArgs),
     /// Inject sidecars into pods and pod templates in YAML or JSON
     #[command(after_long_help = format!("{INJECT}{EXIT_CODES}"))]
     Inject(shmesh_injector::command::Inject),
@@ -106,7 +106,7 @@ pub(crate) enum Command {
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Log {
     /// Format of log lines
-    #[arg(long, global = true, value_name = "FORM", env = "SHMESH_LOG_FORMAT", default_value = "json")]
+    #[arg(long, global = true, value_name = "FORMAT", env = "SHMESH_LOG_FORMAT", default_value = "json")]
     pub(crate) log_format: LogFormat,
     /// Log level, or filter such as `info,shmesh_plugin=debug`
     #[arg(long, global = true, value_name = "FILTER", env = "SHMESH_LOG", default_value = "info")]
@@ -115,7 +115,7 @@ pub(crate) struct Log {
 
 /// Options of `shmesh-plugin run`.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// Configuration file in YAML; reloaded when it changes
     #[arg(long, value_name = "FILE", env = "SHMESH_PLUGIN_CONFIG")]
     pub(crate) config: Option<PathBuf>,
@@ -136,7 +136,7 @@ pub(crate) struct Run {
 
 /// Options of `shmesh-plugin identity`.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct IdentityArgs {
     /// Socket to listen on; a stale socket is replaced
     #[arg(
         long,
@@ -147,7 +147,7 @@ pub(crate) struct Identity {
     pub(crate) socket: PathBuf,
     /// Mode of the socket; every process that can connect may ask, and sidecars run as any uid
     #[arg(long, value_name = "OCTAL", env = "SHMESH_IDENTITY_SOCKET_MODE", default_value = "0666")]
-    pub(crate) socket_mode: Mode,
+    pub(crate) socket_mode: FileMode,
     /// File with the pods of this node (YAML or JSON), which confirms uids and adds names
     #[arg(long, value_name = "FILE", env = "SHMESH_IDENTITY_PODS")]
     pub(crate) pods: Option<PathBuf>,
@@ -178,9 +178,9 @@ const DEFAULT_IDLE: &str = "600";
 
 /// Permission bits in octal, up to 0777.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Mode(pub(crate) u32);
+pub(crate) struct FileMode(pub(crate) u32);
 
-impl FromStr for Mode {
+impl FromStr for FileMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -191,13 +191,13 @@ impl FromStr for Mode {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for FileMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04o}", self.0)
     }
 }
 
-impl Identity {
+impl IdentityArgs {
     /// Options of the identity service inside `shmesh-plugin run`.
     pub(crate) fn for_plugin(
         socket: PathBuf,
@@ -205,7 +205,7 @@ impl Identity {
         require_initial_pid_namespace: bool,
     ) -> Self {
         let idle = DEFAULT_IDLE.parse().unwrap_or(Seconds(600));
-        Self { socket, socket_mode: Mode(0o666), pods, require_initial_pid_namespace, idle, check: false }
+        Self { socket, socket_mode: FileMode(0o666), pods, require_initial_pid_namespace, idle, check: false }
     }
 }
 
@@ -242,10 +242,10 @@ mod tests {
 
     #[test]
     fn modes_are_octal() {
-        assert_eq!("0660".parse(), Ok(Mode(0o660)));
-        assert_eq!(Mode(0o60).to_string(), "0060");
+        assert_eq!("0660".parse(), Ok(FileMode(0o660)));
+        assert_eq!(FileMode(0o60).to_string(), "0060");
         for wrong in ["", "rw", "0888", "1777", "-1"] {
-            assert!(wrong.parse::<Mode>().is_err(), "{wrong}");
+            assert!(wrong.parse::<FileMode>().is_err(), "{wrong}");
         }
     }
 

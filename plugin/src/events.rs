@@ -56,7 +56,7 @@ impl Events {
     /// Starts the writer task for Events about `node`.
     pub(crate) fn about(node: &str, domain: &str, metrics: Metrics) -> Self {
         let (to, notices) = mpsc::channel(MAX_QUEUED);
-        let writer = Writer {
+        let writer = EventWriter {
             node: node.to_owned(),
             controller: format!("{domain}/plugin"),
             // Unique on the node and within the length limit.
@@ -76,14 +76,14 @@ impl Events {
     }
 }
 
-struct Writer {
+struct EventWriter {
     node: String,
     controller: String,
     instance: String,
     metrics: Metrics,
 }
 
-impl Writer {
+impl EventWriter {
     async fn run(self, mut notices: mpsc::Receiver<Notice>) {
         let (mut pace, mut complaints) = (PACE, crate::REPEATED_LOG);
         while let Some(first) = notices.recv().await {

@@ -14,7 +14,7 @@ use tracing::{error, info, warn};
 
 use crate::cdi::{CdiDevices, SpecFiles};
 use crate::config::{Config, Limits, Override, Pool, stamp};
-use crate::devices::{self, Accelerator, DeviceInventory, Roots, fake};
+use crate::devices::{self, Accelerator, DeviceInventory, NodeRoots, fake};
 use crate::events::EventType;
 use crate::health::HealthChecker;
 use crate::kubelet::{self, Registrar, ResourceOffer};
@@ -58,7 +58,7 @@ pub(crate) struct Reconciler {
     source: ConfigSource,
     config: Config,
     node: kubelet::NodeContext,
-    roots: Roots,
+    roots: NodeRoots,
     known: DeviceInventory,
     /// A scan of the devices that has not returned: a hung driver blocks the reader for ever.
     scan: Option<JoinHandle<Result<Vec<Accelerator>, String>>>,
@@ -80,7 +80,7 @@ impl Reconciler {
             domain: config.domain.clone(),
         });
         Self {
-            roots: Roots::new(&config.host_root),
+            roots: NodeRoots::new(&config.host_root),
             resources: watch::Sender::new((config.clone(), Vec::new())),
             source,
             config,

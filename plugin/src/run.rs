@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::args::{Identity, Run};
+use crate::args::{IdentityArgs, RunArgs};
 use crate::config::{Config, Limits, Registration, schema};
 use crate::events::{Events, log_destination};
 use crate::identity::IdentityService;
@@ -43,7 +43,7 @@ pub(crate) fn print_schema() -> Result<(), RunError> {
 }
 
 /// Runs the device plugin until SIGTERM or SIGINT.
-pub(crate) fn run(args: &Run, filter: LogFilter) -> Result<(), RunError> {
+pub(crate) fn run(args: &RunArgs, filter: LogFilter) -> Result<(), RunError> {
     let source = ConfigSource {
         file: args.config.clone(),
         settings: args.set.clone(),
@@ -78,7 +78,7 @@ fn identity(config: &Config) -> Result<Option<IdentityService>, RunError> {
         return Ok(None);
     }
     let socket = config.seen(&asked.directory).join(AGENT_SOCKET);
-    IdentityService::new(&Identity::for_plugin(
+    IdentityService::new(&IdentityArgs::for_plugin(
         socket,
         asked.pods.clone(),
         asked.require_initial_pid_namespace,
@@ -104,7 +104,7 @@ fn node(config: &Config, metrics: Metrics, events: Events) -> NodeContext {
 }
 
 async fn serve(
-    args: &Run,
+    args: &RunArgs,
     source: ConfigSource,
     config: Config,
     identity: Option<IdentityService>,

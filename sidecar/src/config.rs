@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use shmesh::config::{LinkConfig, from_annotation, from_file};
-use shmesh_sys::mount::{Kind, file_system};
+use shmesh_sys::mount::{FsKind, file_system};
 
 use crate::args::Args;
 
@@ -73,7 +73,7 @@ fn annotated(path: &Path) -> Result<Vec<LinkConfig>> {
 fn check_file_system(dir: &Path) -> Result<()> {
     let named = dir.display();
     let found = file_system(dir).with_context(|| format!("the IPC directory {named}"))?;
-    if matches!(found.kind, Kind::Other(_)) {
+    if matches!(found.kind, FsKind::Other(_)) {
         bail!(
             "the IPC directory {named} is not on a tmpfs: mount one there (in a pod: an emptyDir with medium Memory), or \
              give --any-file-system"

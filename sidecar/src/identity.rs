@@ -116,7 +116,7 @@ impl Resolver {
             return said_by(found.filter_map(Result::transpose).collect());
         };
         let asked = async {
-            let service = Service::connect(path)?;
+            let service = IdentityConnection::connect(path)?;
             let mut found = Vec::new();
             for tgid in tgids {
                 let answer = service.ask(&Question::about(1, tgid), None).await?;
@@ -199,13 +199,13 @@ async fn ask_once(
     question: &Question,
     fd: Option<BorrowedFd<'_>>,
 ) -> io::Result<(PeerIdentity, Vec<OwnedFd>)> {
-    Service::connect(path)?.ask(question, fd).await?.map_err(said)
+    IdentityConnection::connect(path)?.ask(question, fd).await?.map_err(said)
 }
 
 /// A connection to the identity service. One per question: questions are rare, and the service may restart in between.
-struct Service(AsyncFd<OwnedFd>);
+struct IdentityConnection(AsyncFd<OwnedFd>);
 
-impl Service {
+impl IdentityConnection {
     fn connect(path: &Path) -> io::Result<Self> {
         let connected = socket::connect_now(path).and_then(watched);
         let named = |error| io::Error::other(format!("the identity service at {}: {error}", path.display()));

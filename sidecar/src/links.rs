@@ -89,7 +89,7 @@ impl NamedFile {
 /// All links, kept or not.
 #[derive(Debug)]
 pub(crate) struct Links {
-    all: Vec<Slot>,
+    all: Vec<LinkEntry>,
     /// The permit to create memory.
     turn: Semaphore,
     options: LinkOptions,
@@ -97,7 +97,7 @@ pub(crate) struct Links {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct LinkEntry {
     config: LinkConfig,
     kept: Mutex<Option<Arc<KeptLink>>>,
     latch: Latch,
@@ -108,7 +108,7 @@ struct Slot {
     unrecovered: Mutex<Vec<(SeatIndex, SeatWord)>>,
 }
 
-impl Slot {
+impl LinkEntry {
     fn kept(&self) -> MutexGuard<'_, Option<Arc<KeptLink>>> {
         // A reference is replaced whole.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
@@ -127,7 +127,7 @@ impl Links {
         has_peer_pidfds: bool,
         readiness: &Readiness,
     ) -> Self {
-        let slot = |config: &LinkConfig| Slot {
+        let slot = |config: &LinkConfig| LinkEntry {
             config: config.clone(),
             kept: Mutex::default(),
             latch: readiness.latch(format!("link {}", config.name)),
@@ -297,7 +297,7 @@ impl Links {
     }
 
     /// Attempts to keep a link, in a thread of its own: meanwhile probes are answered, and other links get their turn.
-    async fn attempt(&self, slot: &Slot) -> Result<(KeptLink, AsyncFd<OwnedFd>)> {
+    async fn attempt(&self, slot: &LinkEntry) -> Result<(KeptLink, AsyncFd<OwnedFd>)> {
         let turn = self.turn.acquire().await;
         let (options, config) = (self.options.clone(), slot.config.clone());
         let mut keeping = tokio::task::spawn_blocking(move || keep(&options, &config));

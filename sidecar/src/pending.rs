@@ -22,7 +22,7 @@ pub(crate) struct PendingClients(Arc<Mutex<Counts>>);
 
 /// The place of one pending client, free again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct PendingPermit {
     all: PendingClients,
     whose: Vec<ClientKey>,
 }
@@ -34,7 +34,7 @@ impl PendingClients {
     }
 
     /// Takes a place for one more client.
-    pub(crate) fn enter(&self, peer: &PeerIdentity) -> Result<Place, Reason> {
+    pub(crate) fn enter(&self, peer: &PeerIdentity) -> Result<PendingPermit, Reason> {
         let policy = Policy::default();
         let process = ProcessId::of(peer).map(|process| {
             (ClientKey::Process(process), policy.sessions_per_process, Reason::SessionsOfProcess)
@@ -52,11 +52,11 @@ impl PendingClients {
         for one in &whose {
             *counts.entry(one.clone()).or_default() += 1;
         }
-        Ok(Place { all: self.clone(), whose })
+        Ok(PendingPermit { all: self.clone(), whose })
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingPermit {
     fn drop(&mut self) {
         let mut counts = self.all.counts();
         for one in &self.whose {

@@ -36,7 +36,7 @@ use crate::identity::{Connector, KnownPeer, Resolver};
 use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
 use crate::pending::PendingClients;
-use crate::session::{self, OUTGOING_BYTES_MAX, OUTGOING_MAX, Session};
+use crate::session::{self, ClientConnection, OUTGOING_BYTES_MAX, OUTGOING_MAX};
 use crate::shares::{Full, Share, Shares};
 
 /// Maximum number of attached processes: as many as the broker knows.
@@ -411,14 +411,14 @@ impl Acceptor {
                 return close_connection(connection).await;
             }
         };
-        let session = Session { id, connection, connector };
+        let session = ClientConnection { id, connection, connector };
         self.converse(&session, known, link).await;
         // Its place is free when everything that it sent is closed.
         close_connection(session.connection.into_inner()).await;
         let _ = self.actor.send(ActorEvent::Ended { session: id }).await;
     }
 
-    async fn converse(&self, session: &Session, mut known: KnownPeer, link: LinkIndex) {
+    async fn converse(&self, session: &ClientConnection, mut known: KnownPeer, link: LinkIndex) {
         let connection = session.connection.get_ref();
         let mut early = Vec::new();
         if let Some(who) = known.identity.as_ref().filter(|_| known.needs_proof) {

@@ -75,7 +75,7 @@ impl End {
 
 /// A connection of a client, identified or not.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct ClientConnection {
     pub(crate) id: SessionId,
     pub(crate) connection: AsyncFd<OwnedFd>,
     pub(crate) connector: Connector,
@@ -84,7 +84,7 @@ pub(crate) struct Session {
 /// Whether the process that made the connection answers a challenge on it and lives after that (before Linux 6.5). Earlier packets are
 /// kept in `early`. Waits for a first packet without a limit, as only clients that send one read challenges.
 pub(crate) async fn proves(
-    session: &Session,
+    session: &ClientConnection,
     known: &KnownPeer,
     early: &mut Vec<Packet>,
 ) -> Result<bool, End> {
@@ -143,7 +143,7 @@ fn nonce() -> io::Result<Vec<u8>> {
 
 /// Serves one connection until it ends.
 pub(crate) async fn serve(
-    session: &Session,
+    session: &ClientConnection,
     early: Vec<Packet>,
     actor: &mpsc::Sender<ActorEvent>,
     outgoing: &mut mpsc::Receiver<OutgoingPacket>,
@@ -176,7 +176,11 @@ pub(crate) async fn serve(
     }
 }
 
-async fn read(packet: Packet, session: &Session, actor: &mpsc::Sender<ActorEvent>) -> Result<(), End> {
+async fn read(
+    packet: Packet,
+    session: &ClientConnection,
+    actor: &mpsc::Sender<ActorEvent>,
+) -> Result<(), End> {
     let is_connectors = session.connector.has_sent(&packet);
     let Packet { bytes, fds, .. } = packet;
     let Ok(request) = packet::decode(&bytes) else {

@@ -57,7 +57,7 @@ const IDLE: usize = 1;
 const BUSY: usize = 2;
 const STATE_BITS: u32 = 2;
 
-/// Why [`Table::enter`] refused a handle.
+/// Why [`HandleTable::enter`] refused a handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum EnterError {
     /// The handle was removed or never was valid.
@@ -68,7 +68,7 @@ pub(crate) enum EnterError {
 
 /// A slot of the table, on cache lines of its own: other threads use its neighbours.
 #[repr(align(128))]
-struct Slot<T> {
+struct HandleSlot<T> {
     /// `| generation 43 | state 2 |`. The generation grows by one each time a value is removed.
     word: AtomicUsize,
     /// Readable without entering. Interned, so the pointer is never freed.
@@ -78,8 +78,8 @@ struct Slot<T> {
 }
 
 /// The values behind the handles.
-pub(crate) struct Table<T> {
-    chunks: [OnceLock<Box<[Slot<T>]>>; CHUNKS],
+pub(crate) struct HandleTable<T> {
+    chunks: [OnceLock<Box<[HandleSlot<T>]>>; CHUNKS],
     free: Mutex<Free>,
 }
 
@@ -91,9 +91,9 @@ struct Free {
 }
 
 // SAFETY: the state of a slot gives its value to one thread at a time, and Acquire and Release order those.
-unsafe impl<T: Send> Sync for Table<T> {}
+unsafe impl<T: Send> Sync for HandleTable<T> {}
 
-impl<T> Table<T> {
+impl<T> HandleTable<T> {
     pub(crate) const fn new() -> Self {
         Self {
             chunks: [const { OnceLock::new() }; CHUNKS],
@@ -115,7 +115,7 @@ impl<T> Table<T> {
 
     /// The slot of a handle, its index, and the generation of the handle.
     #[inline(always)]
-    fn slot(&self, handle: *const ()) -> Option<(&Slot<T>, usize, usize)> {
+    fn slot(&self, handle: *const ()) -> Option<(&HandleSlot<T>, usize, usize)> {
         let bits = handle.addr();
         let index = bits & ((1 << INDEX_BITS) - 1);
         let (chunk, offset) = Self::position(index);
@@ -138,7 +138,7 @@ impl<T> Table<T> {
             }
         };
         let (chunk, offset) = Self::position(index);
-        let vacant = || Slot {
+        let vacant = || HandleSlot {
             word: AtomicUsize::new(VACANT),
             name: AtomicPtr::new(std::ptr::null_mut()),
             value: UnsafeCell::new(None),
@@ -191,8 +191,8 @@ impl<T> Table<T> {
 
 /// Exclusive access to the value of a handle, until dropped.
 pub(crate) struct HandleGuard<'a, T> {
-    table: &'a Table<T>,
-    slot: &'a Slot<T>,
+    table: &'a HandleTable<T>,
+    slot: &'a HandleSlot<T>,
     index: usize,
     idle: usize,
     value: NonNull<T>,
@@ -241,7 +241,7 @@ impl<T> Drop for HandleGuard<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for Table<T> {
+impl<T> fmt::Debug for HandleTable<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Table").field("free", &self.free).finish_non_exhaustive()
     }

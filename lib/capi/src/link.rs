@@ -10,7 +10,7 @@ use shmesh::{Link, LinkOptions, Side};
 
 use crate::config::{links, output, shmesh_config_t, text};
 use crate::error::{CallError, argument, guarded, shmesh_error_t, uncancelled};
-use crate::handles::{self, EnterError, Table, interned};
+use crate::handles::{self, EnterError, HandleTable, interned};
 use crate::message::Borrows;
 use shmesh_error_t::*;
 
@@ -67,7 +67,7 @@ pub struct shmesh_link_t {
     _opaque: (),
 }
 
-static LINKS: Table<OpenLink> = Table::new();
+static LINKS: HandleTable<OpenLink> = HandleTable::new();
 
 /// An open link and the loans and messages that borrow it.
 #[derive(Debug)]

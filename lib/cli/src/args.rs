@@ -13,9 +13,9 @@ pub(crate) struct Dir {
 /// The output format of a subcommand.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Output {
-    /// Aligned tables for people
+    /// Aligned columns and sentences, for people
     Text,
-    /// JSON for other programs
+    /// JSON, for other programs
     Json,
 }
 

@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     payload: u32,
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
 }
 

@@ -17,9 +17,10 @@ const EXAMPLES: &str = "\
 Links are mapped read-only, so participants are not affected. A link of memfds has no files; its host process is asked instead.
 
 PRIMARY and SECONDARY are process ids, as their own pid namespaces number them. A `dead` process has exited and its buffers are not
-yet recovered; an `evicted` one was declared dead and may still run. The reason for each `unknown` stands below the table. m2s and
-s2m count queued messages, primary to secondary and back; for a broadcast ring, m2s counts those that the slowest reader has not received, and the
-line below the table says how many readers there are. A link whose ring is `nvipc` is in NVIPC's own layout. Damaged links are listed with the reason.
+yet recovered; an `evicted` one was declared dead and may still run. The reason for each `unknown` is below the table. m2s and
+s2m count queued messages, primary to secondary and back; for a broadcast ring, m2s counts those that the slowest reader has not
+received, and the line below the table says how many readers there are. A link whose ring is `nvipc` is in NVIPC's own layout.
+Damaged links are listed with the reason.
 
 Examples:
   shmesh ls
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
 }
 

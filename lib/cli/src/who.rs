@@ -36,12 +36,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
 }
 
 /// The source of the answer.
-enum Answer {
+enum ProcessSource {
     Sidecar(ProcessList),
     /// The segments: a participant serves the link, or no process does.
     Segments {
@@ -62,25 +62,25 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-fn ask(args: &Args) -> anyhow::Result<Answer> {
+fn ask(args: &Args) -> anyhow::Result<ProcessSource> {
     let dir = &args.dir.dir;
     let seen = |served_by| {
         let seats = View::open(dir, &args.link)?.seats();
-        Ok(Answer::Segments { served_by, seats })
+        Ok(ProcessSource::Segments { served_by, seats })
     };
     let processes = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.processes());
     match processes {
-        Ok(Some(processes)) => Ok(Answer::Sidecar(processes)),
+        Ok(Some(processes)) => Ok(ProcessSource::Sidecar(processes)),
         Ok(None) => seen("participant"),
         Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => seen("nobody"),
         Err(error) => Err(error).with_context(|| format!("cannot ask who is on link {}", args.link)),
     }
 }
 
-fn text(args: &Args, answer: &Answer, out: &mut dyn Write) -> anyhow::Result<()> {
+fn text(args: &Args, answer: &ProcessSource, out: &mut dyn Write) -> anyhow::Result<()> {
     let all = match answer {
-        Answer::Sidecar(all) => all,
-        Answer::Segments { served_by, seats } => return segments_text(args, served_by, seats, out),
+        ProcessSource::Sidecar(all) => all,
+        ProcessSource::Segments { served_by, seats } => return segments_text(args, served_by, seats, out),
     };
     let mut table =
         Table::new(&[">TGID", ">START", ">UID", "POD", ">SESSIONS", "SEATS", ">EXPORTS", ">IMPORTS"]);
@@ -162,15 +162,15 @@ fn sessions(count: u32) -> String {
     crate::human::plural(count.into(), "session")
 }
 
-fn whole_json(args: &Args, answer: &Answer) -> Value {
+fn whole_json(args: &Args, answer: &ProcessSource) -> Value {
     let link = args.link.as_str();
     match answer {
-        Answer::Segments { served_by, seats } => json!({
+        ProcessSource::Segments { served_by, seats } => json!({
             "link": link,
             "served_by": served_by,
             "participants": seats.iter().map(people::json).collect::<Value>(),
         }),
-        Answer::Sidecar(all) => json!({
+        ProcessSource::Sidecar(all) => json!({
             "link": link,
             "served_by": "sidecar",
             "processes": all.processes.iter().map(process_json).collect::<Value>(),

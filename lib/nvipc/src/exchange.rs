@@ -37,14 +37,14 @@ const FREE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The identity of a process, as the kernel reports it.
 #[derive(Debug)]
-struct Process {
+struct PeerProcess {
     /// `None` before Linux 6.5; then the death of the process is not detected.
     pidfd: Option<Pidfd>,
     /// Its process id, or 0 if it has none in our pid namespace.
     pid: u32,
 }
 
-impl Process {
+impl PeerProcess {
     fn of(connection: &OwnedFd) -> Self {
         let pidfd = socket::peer_pidfd(connection).ok().and_then(|fd| Pidfd::given(fd).ok());
         Self { pidfd, pid: socket::peer(connection).map_or(0, |peer| peer.pid) }
@@ -64,7 +64,7 @@ impl Process {
 /// The process at the other end.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    process: Process,
+    process: PeerProcess,
     connection: OwnedFd,
     /// Nothing more will arrive on the connection.
     hung_up: AtomicBool,
@@ -77,7 +77,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn new(process: Process, connection: OwnedFd, eventfd: OwnedFd) -> Self {
+    fn new(process: PeerProcess, connection: OwnedFd, eventfd: OwnedFd) -> Self {
         let [hung_up, full] = [(); 2].map(|()| AtomicBool::new(false));
         Self { process, connection, hung_up, eventfd, posting: AtomicU32::new(0), full }
     }
@@ -165,13 +165,13 @@ impl Peer {
 #[derive(Debug)]
 pub(crate) struct Caller {
     connection: OwnedFd,
-    process: Process,
+    process: PeerProcess,
     since: Instant,
 }
 
 impl Caller {
     fn of(connection: OwnedFd) -> Self {
-        Self { process: Process::of(&connection), connection, since: Instant::now() }
+        Self { process: PeerProcess::of(&connection), connection, since: Instant::now() }
     }
 
     pub(crate) fn accepted(listener: &OwnedFd) -> io::Result<Self> {
@@ -301,7 +301,7 @@ mod tests {
         let (connection, other) = std::os::unix::net::UnixStream::pair().unwrap();
         let (connection, eventfd) = (OwnedFd::from(connection), eventfd::blocking().unwrap());
         let ours = eventfd.try_clone().unwrap();
-        (Peer::new(Process::of(&connection), connection, ours), other.into(), eventfd)
+        (Peer::new(PeerProcess::of(&connection), connection, ours), other.into(), eventfd)
     }
 
     #[test]
@@ -327,7 +327,7 @@ mod tests {
     fn processes_in_other_pid_namespaces_are_distinguished() {
         let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let connection = connection.into();
-        let process = |pid| Process { pid, ..Process::of(&connection) };
+        let process = |pid| PeerProcess { pid, ..PeerProcess::of(&connection) };
         if process(0).pidfd.as_ref().is_none_or(|pidfd| pidfd.inode() == 0) {
             eprintln!("skipped: this kernel has no inode of a process");
             return;
@@ -335,9 +335,9 @@ mod tests {
         assert!(process(0).is(&process(0)));
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let other = Process { pidfd: Pidfd::of_number(child.id().cast_signed()).ok(), pid: 0 };
+        let other = PeerProcess { pidfd: Pidfd::of_number(child.id().cast_signed()).ok(), pid: 0 };
         assert!(!process(0).is(&other) && other.is(&other));
-        let unknown = |pid| Process { pidfd: None, pid };
+        let unknown = |pid| PeerProcess { pidfd: None, pid };
         assert!(!unknown(0).is(&unknown(0)) && unknown(7).is(&unknown(7)) && !unknown(7).is(&unknown(8)));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -144,7 +144,7 @@ impl Names {
 
 /// The part of the configuration in `_debug` that is used here.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Shape {
+pub(crate) struct PoolShapes {
     pub(crate) pools: [PoolConfig; PoolId::COUNT],
 }
 
@@ -171,7 +171,7 @@ const TRANSPORT_SHM: i32 = 1;
 /// The configuration as 32-bit words.
 pub(crate) type ConfigWords = [u32; CONFIG_BYTES / 4];
 
-impl Shape {
+impl PoolShapes {
     /// Checks the sizes of a link to create.
     pub(crate) fn checked(pools: [PoolConfig; PoolId::COUNT]) -> Result<Self> {
         for (pool, config) in PoolId::ALL.into_iter().zip(&pools) {
@@ -253,11 +253,11 @@ impl Shape {
 mod tests {
     use super::*;
 
-    fn defaults() -> Shape {
+    fn defaults() -> PoolShapes {
         let mut pools = shmesh::config::LinkConfig::nvipc_defaults("nvipc".parse().unwrap()).pools;
         // Without buffers, the two device pools cannot be distinguished.
         pools[PoolId::CudaData.index()..].fill(PoolConfig::DISABLED);
-        Shape::checked(pools).unwrap()
+        PoolShapes::checked(pools).unwrap()
     }
 
     #[test]
@@ -292,9 +292,9 @@ mod tests {
         let shape = defaults();
         let mut words = shape.to_words("nvipc");
         assert_eq!(words[word::PREFIX], u32::from_le_bytes(*b"nvip"));
-        assert_eq!(Shape::from_words(&words, "x_debug").unwrap(), shape);
+        assert_eq!(PoolShapes::from_words(&words, "x_debug").unwrap(), shape);
         words[word::VERSION] = 2531;
-        let error = Shape::from_words(&words, "x_debug").unwrap_err();
+        let error = PoolShapes::from_words(&words, "x_debug").unwrap_err();
         assert!(matches!(error, Error::Version { found: 2531, .. }), "{error}");
     }
 
@@ -313,7 +313,7 @@ mod tests {
             config[..32].copy_from_slice(&words);
             config[word::VERSION] = if version { VERSION.cast_unsigned() } else { words[0] };
             config[word::TRANSPORT] = words[1] % 2;
-            let _ = Shape::from_words(&config, "x_debug");
+            let _ = PoolShapes::from_words(&config, "x_debug");
         }
     }
 }

@@ -28,12 +28,12 @@ pub(crate) struct Memory {
     base: NonNull<u8>,
     len: usize,
     #[expect(dead_code, reason = "keeps the mapping")]
-    owner: Owner,
+    owner: MemoryOwner,
 }
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "what keeps the memory")]
-enum Owner {
+enum MemoryOwner {
     Map(memmap2::MmapRaw),
     /// Owned by the caller, which keeps it alive.
     Lent,
@@ -51,7 +51,7 @@ impl Memory {
     /// Takes ownership of a mapping.
     pub(crate) fn mapped(map: memmap2::MmapRaw) -> Arc<Self> {
         let base = NonNull::new(map.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Arc::new(Self { base, len: map.len(), owner: Owner::Map(map) })
+        Arc::new(Self { base, len: map.len(), owner: MemoryOwner::Map(map) })
     }
 
     /// Uses memory that the caller owns.
@@ -59,7 +59,7 @@ impl Memory {
     /// # Safety
     /// `len` bytes must be valid as long as this or a window of it lives, and must only be accessed by atomics.
     pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize) -> Arc<Self> {
-        Arc::new(Self { base, len, owner: Owner::Lent })
+        Arc::new(Self { base, len, owner: MemoryOwner::Lent })
     }
 
     /// Zeroed heap memory of at least `bytes`.
@@ -67,7 +67,7 @@ impl Memory {
     pub(crate) fn heap(bytes: usize) -> Arc<Self> {
         let boxed: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let base = NonNull::from(&boxed[..]).cast();
-        Arc::new(Self { base, len: boxed.len() * 8, owner: Owner::Heap(boxed) })
+        Arc::new(Self { base, len: boxed.len() * 8, owner: MemoryOwner::Heap(boxed) })
     }
 
     /// Size of the memory in bytes.

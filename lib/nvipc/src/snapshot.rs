@@ -9,7 +9,7 @@ use shmesh_sys::{file, socket};
 
 use crate::layout::{
     CONFIG_AT, CONFIG_BYTES, INFO_CELL_ID, INFO_DATA_LEN, INFO_MSG_ID, INFO_MSG_LEN, INFO_WORDS, Names,
-    QUEUE_WORDS, Shape, infos_at, queue_bytes,
+    PoolShapes, QUEUE_WORDS, infos_at, queue_bytes,
 };
 use crate::memory::{AtomicU32, Memory};
 use crate::queue::Queue;
@@ -73,7 +73,7 @@ impl LinkSnapshot {
         let words =
             debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4).ok_or_else(|| short(&names.of("debug")))?;
         let words = std::array::from_fn(|i| words[i].load(Relaxed));
-        let shape = Shape::from_words(&words, &names.of("debug"))?;
+        let shape = PoolShapes::from_words(&words, &names.of("debug"))?;
         let len = shape.msg_len();
         let shm = map(dir, &names.of("shm"))?;
         let mut bytes = (debug.len() + shm.len()) as u64;

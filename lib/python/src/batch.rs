@@ -24,7 +24,7 @@ const LENGTH_BYTES: usize = 4;
 const KNOWN_MAX: usize = 8;
 
 /// The location of one array.
-struct Place {
+struct ArrayLocation {
     key: String,
     dims: Vec<npy_intp>,
     dtype: Py<PyArrayDescr>,
@@ -39,12 +39,12 @@ pub(crate) struct Layout {
     header: Vec<u8>,
     /// Size of the DATA part in bytes.
     nbytes: usize,
-    places: Vec<Place>,
+    places: Vec<ArrayLocation>,
     index: HashMap<String, usize>,
 }
 
 impl Layout {
-    fn place(&self, key: &Bound<'_, PyAny>) -> PyResult<&Place> {
+    fn place(&self, key: &Bound<'_, PyAny>) -> PyResult<&ArrayLocation> {
         let found = key.extract::<&str>().ok().and_then(|name| self.index.get(name));
         found
             .and_then(|&index| self.places.get(index))
@@ -80,7 +80,7 @@ impl BatchLayout {
                     .iter()
                     .try_fold(1_usize, |all, &length| all.checked_mul(usize::try_from(length).ok()?));
                 let end = elements.and_then(|all| all.checked_mul(dtype.itemsize())?.checked_add(offset));
-                Ok(Place { key, dims, dtype: dtype.unbind(), offset, end })
+                Ok(ArrayLocation { key, dims, dtype: dtype.unbind(), offset, end })
             })
             .collect::<PyResult<_>>()?;
         let index = places.iter().enumerate().map(|(index, place)| (place.key.clone(), index)).collect();
@@ -145,7 +145,7 @@ pub(crate) struct Batch {
 #[expect(unsafe_code, reason = "the bytes are those of a buffer that is kept")]
 fn view_of<'py>(
     py: Python<'py>,
-    place: &Place,
+    place: &ArrayLocation,
     data: Part,
     writable: bool,
     kept: Arc<impl Send + Sync + 'static>,

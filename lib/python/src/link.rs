@@ -45,7 +45,7 @@ pub(crate) fn at_exit(py: Python<'_>) {
     }
 }
 
-/// The threads that wait belong to the parent.
+/// Forgets the threads that wait: they belong to the parent.
 pub(crate) fn after_fork_in_child() {
     WAITING.store(0, Ordering::Relaxed);
     // They belong to the parent, too: dropped here, they would detach from the parent's links.
@@ -123,7 +123,7 @@ fn name_of(side: Side) -> &'static str {
     if side == Side::Primary { "primary" } else { "secondary" }
 }
 
-struct Open {
+struct OpenLink {
     /// The participant that sends and receives.
     handle: Arc<Handle>,
     /// Another participant for waiting, so that other threads can send meanwhile. Created on first use.
@@ -135,7 +135,7 @@ struct Open {
 /// A participant of a link. Any thread may use it.
 #[pyclass(frozen, subclass, module = "shmesh._shmesh")]
 pub(crate) struct Link {
-    open: Mutex<Option<Open>>,
+    open: Mutex<Option<OpenLink>>,
     layouts: KnownLayouts,
     made: ForkGuard,
     #[pyo3(get)]
@@ -209,7 +209,7 @@ fn may_come(failed: &shmesh::Error) -> bool {
 }
 
 impl Link {
-    fn state(&self) -> MutexGuard<'_, Option<Open>> {
+    fn state(&self) -> MutexGuard<'_, Option<OpenLink>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -386,7 +386,7 @@ impl Link {
         };
         let link = link.map_err(of_link)?;
         let (name, side) = (link.name().to_owned(), name_of(link.side()));
-        let open = Open { handle: Arc::new(Handle::new(link)), waiter: None, waiter_seat: None };
+        let open = OpenLink { handle: Arc::new(Handle::new(link)), waiter: None, waiter_seat: None };
         let layouts = KnownLayouts::default();
         Ok(Self { open: Mutex::new(Some(open)), layouts, made: ForkGuard::here(), name, directory, side })
     }

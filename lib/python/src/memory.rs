@@ -23,7 +23,7 @@ use crate::{device, view};
 #[expect(dead_code, reason = "they are kept, and dropped")]
 pub(crate) enum MappingOwner {
     Memfd(MmapRaw),
-    SysV(sysv::Segment),
+    SysV(sysv::SysvSegment),
     Region(Arc<device::Region>),
 }
 
@@ -353,7 +353,7 @@ fn import(fd: OwnedFd, writable: bool) -> PyResult<Mapping> {
 }
 
 /// Attaches the System V segment with this id or key.
-fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<sysv::Segment> {
+fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<sysv::SysvSegment> {
     let shmid = match (shmid, key) {
         (Some(shmid), None) => shmid,
         (None, Some(sysv::IPC_PRIVATE)) => {
@@ -364,7 +364,8 @@ fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult
         }
         _ => return Err(error("Invalid", "pass either shmid or key")),
     };
-    sysv::Segment::attach(shmid, writable).map_err(|source| no_segment(&format!("shmid {shmid}"), &source))
+    sysv::SysvSegment::attach(shmid, writable)
+        .map_err(|source| no_segment(&format!("shmid {shmid}"), &source))
 }
 
 #[cold]

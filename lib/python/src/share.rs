@@ -40,7 +40,7 @@ const STACK_BYTES: usize = 128 * 1024;
 
 type Token = [u8; TOKEN_BYTES];
 
-struct Entry {
+struct SharedFile {
     file: Weak<File>,
     /// Number of handles that were not fetched yet, and the file that they need.
     promised: Option<(usize, Arc<File>)>,
@@ -49,17 +49,17 @@ struct Entry {
 struct NamedFile {
     file: Weak<File>,
     meta: Vec<u8>,
-    place: Place,
+    place: SocketFile,
 }
 
 /// The socket of a name: its file, and not only its path. If the file was removed, the path can be another process's.
 #[derive(Clone, Debug)]
-struct Place {
+struct SocketFile {
     path: PathBuf,
     file: (u64, u64),
 }
 
-impl Place {
+impl SocketFile {
     fn of(path: PathBuf) -> io::Result<Self> {
         let there = std::fs::symlink_metadata(&path)?;
         Ok(Self { path, file: (there.dev(), there.ino()) })
@@ -74,7 +74,7 @@ impl Place {
 
 #[derive(Default)]
 struct State {
-    entries: HashMap<Token, Entry>,
+    entries: HashMap<Token, SharedFile>,
     /// Tokens by the address of the file.
     tokens: HashMap<usize, Token>,
     named: Vec<(Arc<OwnedFd>, NamedFile)>,
@@ -136,14 +136,14 @@ fn server() -> io::Result<Arc<Server>> {
 }
 
 /// A connected client that has not sent its request yet.
-struct Client {
+struct NewClient {
     fd: OwnedFd,
     since: Instant,
 }
 
 impl Server {
     fn run(&self) {
-        let mut clients: Vec<Client> = Vec::new();
+        let mut clients: Vec<NewClient> = Vec::new();
         loop {
             let named: Vec<_> = lock(&self.state).named.iter().map(|(fd, _)| Arc::clone(fd)).collect();
             let mut fds = vec![Watch::readable(&self.wake), Watch::readable(&self.listener)];
@@ -182,11 +182,11 @@ impl Server {
     }
 
     /// Accepts a client that connects to a handle's address, if it has the same user.
-    fn admit(&self) -> io::Result<Option<Client>> {
+    fn admit(&self) -> io::Result<Option<NewClient>> {
         let fd = accept(&self.listener)?;
         let uid = packets::peer(&fd)?.uid;
         let admitted = uid == 0 || uid == user::effective();
-        Ok(admitted.then(|| Client { fd, since: Instant::now() }))
+        Ok(admitted.then(|| NewClient { fd, since: Instant::now() }))
     }
 
     fn answer_token(&self, client: &OwnedFd) -> io::Result<()> {
@@ -249,7 +249,8 @@ pub(crate) fn handle(file: &Arc<File>) -> PyResult<(String, Vec<u8>)> {
     tokens.retain(|_, token| entries.contains_key(token));
     let key = Arc::as_ptr(file).addr();
     let token = *tokens.entry(key).or_insert(fresh);
-    let entry = entries.entry(token).or_insert_with(|| Entry { file: Arc::downgrade(file), promised: None });
+    let entry =
+        entries.entry(token).or_insert_with(|| SharedFile { file: Arc::downgrade(file), promised: None });
     let count = entry.promised.as_ref().map_or(0, |(count, _)| *count);
     entry.promised = Some((count + 1, Arc::clone(file)));
     Ok((server.address.clone(), token.to_vec()))
@@ -405,7 +406,7 @@ fn forget_queue(directory: &Path, file: &str) {
 /// A name in the IPC directory, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PublishedName {
-    place: Place,
+    place: SocketFile,
     made: ForkGuard,
     listener: Arc<OwnedFd>,
 }
@@ -434,7 +435,7 @@ pub(crate) fn publish(
     let listening = py.detach(|| {
         sweep(directory);
         let listening = packets::listen_on(&path, mode);
-        listening.and_then(|listener| Ok((listener, Place::of(path.clone())?)))
+        listening.and_then(|listener| Ok((listener, SocketFile::of(path.clone())?)))
     });
     // Before an exception is created: a finalizer that runs meanwhile may lock the directory.
     drop(locked);

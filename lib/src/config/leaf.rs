@@ -251,12 +251,12 @@ pub(super) trait KnownKeys<'de>: Default {
 ///
 /// serde's own way, `flatten`, loses every position.
 #[derive(Debug, Default)]
-pub(super) struct Open<T> {
+pub(super) struct OpenMap<T> {
     pub(super) known: T,
     pub(super) unknown: Vec<Spanned<String>>,
 }
 
-impl<'de, T: KnownKeys<'de>> Deserialize<'de> for Open<T> {
+impl<'de, T: KnownKeys<'de>> Deserialize<'de> for OpenMap<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(OpenVisitor(PhantomData))
     }
@@ -265,14 +265,14 @@ impl<'de, T: KnownKeys<'de>> Deserialize<'de> for Open<T> {
 pub(super) struct OpenVisitor<T>(pub(super) PhantomData<T>);
 
 impl<'de, T: KnownKeys<'de>> Visitor<'de> for OpenVisitor<T> {
-    type Value = Open<T>;
+    type Value = OpenMap<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Open<T>, A::Error> {
-        let mut open = Open { known: T::default(), unknown: Vec::new() };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<OpenMap<T>, A::Error> {
+        let mut open = OpenMap { known: T::default(), unknown: Vec::new() };
         let mut seen = BTreeSet::new();
         while let Some(key) = map.next_key::<Spanned<String>>()? {
             if !open.known.read(&key, &mut map)? {

@@ -11,7 +11,7 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
 use super::error::{ConfigError, Position, shown};
-use super::leaf::{KnownKeys, Leaf, Open, OpenVisitor, PoolLeaves, SpannedOption};
+use super::leaf::{KnownKeys, Leaf, OpenMap, OpenVisitor, PoolLeaves, SpannedOption};
 use super::link::{LinkConfig, LinkPlaces};
 use super::pool::PoolId;
 use super::yaml::Names;
@@ -22,7 +22,7 @@ const DEFAULT_PREFIX: &str = "nvipc";
 
 /// `transport`: one map, or in the multi-instance form a list of maps.
 #[derive(Debug)]
-pub(super) struct Transports(Vec<Spanned<Open<Transport>>>);
+pub(super) struct Transports(Vec<Spanned<OpenMap<Transport>>>);
 
 impl<'de> Deserialize<'de> for Transports {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for Transports {
 #[derive(Debug, Default)]
 struct Transport {
     kind: SpannedOption<String>,
-    shm_config: Option<Open<ShmConfig>>,
+    shm_config: Option<OpenMap<ShmConfig>>,
     app_config: Option<(Position, Leaf)>,
 }
 
@@ -78,7 +78,7 @@ impl<'de> KnownKeys<'de> for Transport {
 struct ShmConfig {
     prefix: SpannedOption<String>,
     ring_len: SpannedOption<Leaf>,
-    mempool_size: Option<Open<Mempools>>,
+    mempool_size: Option<OpenMap<Mempools>>,
 }
 
 impl<'de> KnownKeys<'de> for ShmConfig {
@@ -94,7 +94,7 @@ impl<'de> KnownKeys<'de> for ShmConfig {
 }
 
 #[derive(Debug, Default)]
-struct Mempools([Option<Open<Mempool>>; PoolId::COUNT]);
+struct Mempools([Option<OpenMap<Mempool>>; PoolId::COUNT]);
 
 impl<'de> KnownKeys<'de> for Mempools {
     fn read<A: MapAccess<'de>>(&mut self, key: &Spanned<String>, map: &mut A) -> Result<bool, A::Error> {

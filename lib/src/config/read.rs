@@ -8,7 +8,7 @@ use serde::de::MapAccess;
 use serde_saphyr::Spanned;
 
 use super::error::{self, ConfigError, Position};
-use super::leaf::{KnownKeys, Leaf, Open, SpannedOption};
+use super::leaf::{KnownKeys, Leaf, OpenMap, SpannedOption};
 use super::link::LinkConfig;
 use super::pod::{PodLink, pod_links};
 use super::{MAX_FILE_BYTES, nvipc, parse, yaml};
@@ -89,11 +89,11 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(ConfigError::TextTooLarge);
     }
-    let (Open { known: top, unknown }, twice) = match parse::parse::<Open<Top>>(text) {
+    let (OpenMap { known: top, unknown }, twice) = match parse::parse::<OpenMap<Top>>(text) {
         Ok(read) => (read, None),
         // NVIPC's files say things twice in parts that are not ours. What is ours must be said once.
         Err(ConfigError::DuplicateKey { key, place }) => {
-            match parse::parse_with_duplicates::<Open<Top>>(text) {
+            match parse::parse_with_duplicates::<OpenMap<Top>>(text) {
                 Ok(read) if read.known.transport.is_some() => (read, Some((key, place))),
                 _ => return Err(ConfigError::DuplicateKey { key, place }),
             }

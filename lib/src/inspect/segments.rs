@@ -85,7 +85,7 @@ pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
 }
 
 /// A segment, mapped for reading.
-pub(super) struct Segment {
+pub(super) struct MappedSegment {
     pub(super) memory: Arc<Memory>,
     pub(super) header: Header,
 }
@@ -109,11 +109,11 @@ impl LinkPath {
     }
 
     /// Opens and maps a named segment. `None`: there is no such file.
-    pub(super) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
+    pub(super) fn open(&self, pool: Option<PoolId>) -> Result<Option<MappedSegment>> {
         self.open_at(&self.store.path(pool), pool)
     }
 
-    fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<Segment>> {
+    fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<MappedSegment>> {
         let what = path.display().to_string();
         match file::open(path, false) {
             Ok(file) => self.check(&file, what, pool).map(Some),
@@ -125,16 +125,16 @@ impl LinkPath {
         }
     }
 
-    fn check(&self, file: &File, what: String, pool: Option<PoolId>) -> Result<Segment> {
+    fn check(&self, file: &File, what: String, pool: Option<PoolId>) -> Result<MappedSegment> {
         let header = self.store.header(file, &what, pool)?;
         let map = memmap2::MmapOptions::new()
             .map_raw_read_only(file)
             .map_err(|error| self.store.refused(&what, error))?;
-        Ok(Segment { memory: Memory::mapped(map), header })
+        Ok(MappedSegment { memory: Memory::mapped(map), header })
     }
 
     /// The link's own segment and its pools: by name, or from the process that holds them.
-    fn segments(&self) -> Result<(Backing, Vec<Segment>)> {
+    fn segments(&self) -> Result<(Backing, Vec<MappedSegment>)> {
         let Some(shm) = self.open(None)? else { return Ok((Backing::Memfd, self.held()?)) };
         let (shape, epoch) = (shm.header.shape, shm.header.epoch);
         let mut segments = vec![shm];
@@ -155,7 +155,7 @@ impl LinkPath {
     }
 
     /// The memfds of the link, from its host.
-    fn held(&self) -> Result<Vec<Segment>> {
+    fn held(&self) -> Result<Vec<MappedSegment>> {
         if with_prefix(&self.store.dir, &socket_prefix(&self.store.link)).is_empty() {
             let orphan =
                 PoolId::ALL.map(|pool| self.store.path(Some(pool))).into_iter().find(|path| path.exists());

@@ -11,7 +11,7 @@ use crate::config::PoolId;
 use crate::link::core::{INLINE, Requests, unpack};
 use crate::link::liveness_by_lock;
 use crate::participant::{Participant, SeatIndex, Seats, Side};
-use crate::pool::Table;
+use crate::pool::OwnerTable;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::ring::entry::Entry;
 use crate::ring::reply::ReplySlot;
@@ -569,7 +569,7 @@ impl View {
         in_rings: &InRings,
         seats: &[SeatView],
         inline: bool,
-        table: &Table,
+        table: &OwnerTable,
         owners: &[u64],
     ) -> TableView {
         let mut held = Vec::new();
@@ -587,7 +587,7 @@ impl View {
         TableView { pool: (!inline).then_some(PoolId::CpuMsg), len: table.len(), held }
     }
 
-    fn data(&self, in_rings: &InRings, seats: &[SeatView], pool: PoolId, table: &Table) -> TableView {
+    fn data(&self, in_rings: &InRings, seats: &[SeatView], pool: PoolId, table: &OwnerTable) -> TableView {
         let mut held = Vec::new();
         for (index, word) in (0_u32..).zip(words(table)) {
             let mut hand = self.data_hand(in_rings, seats, DataOwner(word));
@@ -684,7 +684,7 @@ impl View {
     }
 }
 
-fn words(table: &Table) -> Vec<u64> {
+fn words(table: &OwnerTable) -> Vec<u64> {
     (0_u32..).take(table.len()).map(|index| table.owner(index).load(Ordering::Acquire)).collect()
 }
 

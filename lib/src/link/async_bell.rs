@@ -16,7 +16,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 /// A registration of at most one task that waits on a shared bell.
 #[derive(Debug)]
-pub(super) struct Waiter {
+pub(super) struct AsyncWaiter {
     bell: Arc<AsyncBell>,
     number: u64,
 }
@@ -76,7 +76,7 @@ impl Wake for Waiters {
     }
 }
 
-impl Waiter {
+impl AsyncWaiter {
     /// Registers a bell whose descriptor was handed out with the runtime of the calling task.
     pub(super) fn new(bell: &Arc<HandleBell>) -> Result<Self> {
         let fd = bell.fd()?.as_raw_fd();
@@ -116,7 +116,7 @@ impl Waiter {
     }
 }
 
-impl Drop for Waiter {
+impl Drop for AsyncWaiter {
     fn drop(&mut self) {
         self.bell.waiters.lock().remove(&self.number);
     }

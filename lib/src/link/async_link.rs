@@ -9,7 +9,7 @@ use futures_sink::Sink;
 use tokio::task::coop;
 use tokio::time::{Instant, Sleep};
 
-use super::async_bell::Waiter;
+use super::async_bell::AsyncWaiter;
 use super::async_request::{AsyncPendingReply, AsyncRequest};
 use super::{Link, Message, OwnedLoan, OwnedMessage, Request};
 use crate::config::PoolId;
@@ -58,7 +58,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(16);
 #[derive(Debug)]
 pub struct AsyncLink {
     link: Link,
-    waiter: Waiter,
+    waiter: AsyncWaiter,
     /// A message has arrived since this handle last spun for one.
     is_warm: bool,
     /// The stream has ended.
@@ -108,7 +108,7 @@ impl AsyncLink {
     /// Outside of a tokio runtime, and in one without I/O. Sending on a full link panics in a runtime without timers.
     pub fn new(link: Link) -> Result<Self> {
         link.fd()?;
-        let waiter = Waiter::new(&link.bell)?;
+        let waiter = AsyncWaiter::new(&link.bell)?;
         Ok(Self { link, waiter, is_warm: true, is_over: false, unsent: None, room: Room::default() })
     }
 

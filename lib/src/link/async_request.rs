@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use futures_core::Stream;
 use tokio::task::coop;
 
-use super::async_bell::Waiter;
+use super::async_bell::AsyncWaiter;
 use super::async_link::Room;
 use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
 use crate::error::{ErrorKind, Result};
@@ -47,13 +47,13 @@ use crate::error::{ErrorKind, Result};
 #[must_use = "a pending reply that is dropped gives its request up"]
 pub struct AsyncPendingReply {
     pending: OwnedPendingReply,
-    waiter: Waiter,
+    waiter: AsyncWaiter,
     /// The stream has ended with an error.
     has_failed: bool,
 }
 
 impl AsyncPendingReply {
-    pub(super) fn new(pending: OwnedPendingReply, link: &Waiter) -> Self {
+    pub(super) fn new(pending: OwnedPendingReply, link: &AsyncWaiter) -> Self {
         Self { pending, waiter: link.another(), has_failed: false }
     }
 
@@ -102,11 +102,11 @@ impl Stream for AsyncPendingReply {
 #[derive(Debug)]
 pub struct AsyncRequest {
     request: OwnedRequest,
-    waiter: Waiter,
+    waiter: AsyncWaiter,
 }
 
 impl AsyncRequest {
-    pub(super) fn new(request: OwnedRequest, link: &Waiter) -> Self {
+    pub(super) fn new(request: OwnedRequest, link: &AsyncWaiter) -> Self {
         Self { request, waiter: link.another() }
     }
 

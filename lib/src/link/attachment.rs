@@ -1,15 +1,15 @@
 //! The part of a link that all handles of this process share beside its memory: the monitor's watch, the host role, and
 //! detaching.
 //!
-//! Every process on a link shares the presence lock of `<link>.lock`, from before it takes a seat until it has detached. A
-//! process that detaches removes the link only if it can lock the presence exclusively, so that no process is left on a
+//! Every process on a link shares the attachment lock of `<link>.lock`, from before it takes a seat until it has detached. A
+//! process that detaches removes the link only if it can take that lock exclusively, so that no process is left on a
 //! link without a name.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Shared;
-use super::host::{HostListener, Place};
-use super::monitor::{Start, Watch};
+use super::host::{HostListener, HostSocket};
+use super::monitor::{LinkWatch, Start};
 use super::open::serve_memory;
 use crate::config::{Backing, PoolId};
 use crate::error::Result;
@@ -23,12 +23,12 @@ const RETIRE_ROUNDS_MAX: u32 = 128;
 pub(super) struct Attachment {
     shared: Arc<Shared>,
     /// The socket on which this process listens as the link's host.
-    place: Mutex<Option<Place>>,
-    watch: OnceLock<Watch>,
+    place: Mutex<Option<HostSocket>>,
+    watch: OnceLock<LinkWatch>,
 }
 
 impl Attachment {
-    /// The presence must be shared already.
+    /// The attachment lock must be shared already.
     pub(super) fn new(shared: &Arc<Shared>, listening: Option<&HostListener>) -> Self {
         let place = listening.map(|listening| listening.place.clone());
         Self { shared: Arc::clone(shared), place: Mutex::new(place), watch: OnceLock::new() }
@@ -46,7 +46,7 @@ impl Attachment {
 
     /// Lets the monitor watch the link, and serve it as its host.
     pub(super) fn watch(&self, start: Start) -> Result<()> {
-        let _ = self.watch.set(Watch::start(&self.shared, start)?);
+        let _ = self.watch.set(LinkWatch::start(&self.shared, start)?);
         Ok(())
     }
 }
@@ -76,13 +76,13 @@ fn remove_if_last(shared: &Shared) {
     // Repeated for each process that detaches at this moment.
     for _ in 0..RETIRE_ROUNDS_MAX {
         // A process with the host role creates the link, or will run this check after us.
-        if !lock.try_take_duty().unwrap_or(false) || !lock.is_named() {
+        if !lock.try_take_host_role().unwrap_or(false) || !lock.is_named() {
             return;
         }
         if lock.try_close().unwrap_or(false) {
             return remove(shared);
         }
-        lock.leave_duty();
+        lock.leave_host_role();
         // Remaining processes check when they detach. If they detached while we had the role, they left the removal to us.
         if lock.others_joined().unwrap_or(true) {
             return;
@@ -90,8 +90,8 @@ fn remove_if_last(shared: &Shared) {
     }
 }
 
-/// Removes the files of a link that no process is on, unless messages are queued. Requires the host role and the exclusive
-/// presence.
+/// Removes the files of a link that no process is on, unless messages are queued. Requires the host role and the
+/// exclusive attachment lock.
 fn remove(shared: &Shared) {
     let (lock, store) = (&shared.lock, &shared.store);
     if store.backing == Backing::Named {

@@ -6,15 +6,15 @@
 use std::sync::Arc;
 
 use crate::config::PoolId;
-use crate::participant::{MAX_SEATS, Participant, Role, SEAT_LINES, SeatIndex, Seats, Side, Stage};
+use crate::participant::{MAX_SEATS, Participant, Role, SEAT_LINES, SeatIndex, SeatStage, Seats, Side};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
-use crate::pool::{Pool, Table};
+use crate::pool::{OwnerTable, Pool};
 use crate::ring::broadcast::PublishedMessage;
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
-use crate::segment::layout::{LinkLayout, PoolLayout, Shape};
+use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
 use crate::segment::payload_type::PayloadTypeLine;
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 use crate::sync::{Line, Ordering};
@@ -22,15 +22,15 @@ use crate::sync::{Line, Ordering};
 /// All tables of a link.
 #[derive(Clone, Debug)]
 pub(crate) struct Core {
-    pub(crate) shape: Shape,
+    pub(crate) shape: LinkShape,
     pub(crate) seats: Seats,
     primary: Lines,
     payload_type: Lines,
     rings: [Ring; 2],
     /// Pools whose buffers are in host memory. Buffers in device memory have no bytes that this process could access.
     pools: [Option<Pool>; PoolId::COUNT],
-    on_device: [Option<Table>; PoolId::COUNT],
-    inline: Option<Table>,
+    on_device: [Option<OwnerTable>; PoolId::COUNT],
+    inline: Option<OwnerTable>,
     /// The second lines of the inline cells.
     inline_seconds: Option<Lines>,
     requests: Option<Requests>,
@@ -188,7 +188,7 @@ impl Core {
     /// Places all tables over the memory of the segments. Returns `None` if a segment is too small, which the headers rule
     /// out.
     pub(crate) fn place(
-        shape: &Shape,
+        shape: &LinkShape,
         shm: &Arc<Memory>,
         pools: &[Option<Arc<Memory>>; PoolId::COUNT],
     ) -> Option<Self> {
@@ -206,7 +206,7 @@ impl Core {
             }
             let (l, memory) = (PoolLayout::of(pool, size, len), memory.as_ref()?);
             if pool.is_device() {
-                on_device[pool as usize] = Some(Table::place(memory, l.table, len as usize)?);
+                on_device[pool as usize] = Some(OwnerTable::place(memory, l.table, len as usize)?);
             } else {
                 placed[pool as usize] = Some(Pool::place(memory, l.table, l.buffers, size, len as usize)?);
             }
@@ -231,7 +231,7 @@ impl Core {
             rings: [ring(0)?, ring(1)?],
             pools: placed,
             on_device,
-            inline: if shape.single { None } else { Some(Table::place(shm, l.inline, l.inline_cells)?) },
+            inline: if shape.single { None } else { Some(OwnerTable::place(shm, l.inline, l.inline_cells)?) },
             inline_seconds: if shape.single {
                 None
             } else {
@@ -250,7 +250,7 @@ impl Core {
 
     /// Creates a link on the heap.
     #[cfg(test)]
-    pub(crate) fn heap(shape: &Shape) -> Self {
+    pub(crate) fn heap(shape: &LinkShape) -> Self {
         let l = LinkLayout::of(shape);
         let pools = PoolId::ALL.map(|pool| {
             let (size, len) = shape.pools[pool as usize];
@@ -269,12 +269,12 @@ impl Core {
     }
 
     /// The table of a pool, wherever its buffers are, and the buffer size.
-    pub(crate) fn data_table(&self, pool: PoolId) -> Option<(&Table, u32)> {
+    pub(crate) fn data_table(&self, pool: PoolId) -> Option<(&OwnerTable, u32)> {
         Some((self.table(pool as usize)?, self.shape.pools[pool as usize].0))
     }
 
     /// The table at an index of the array of [`TABLES`].
-    pub(crate) fn table(&self, place: usize) -> Option<&Table> {
+    pub(crate) fn table(&self, place: usize) -> Option<&OwnerTable> {
         match self.pools.get(place) {
             Some(Some(pool)) => Some(&pool.table),
             Some(None) => self.on_device[place].as_ref(),
@@ -291,7 +291,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn inline(&self) -> Option<&Table> {
+    pub(crate) fn inline(&self) -> Option<&OwnerTable> {
         self.inline.as_ref()
     }
 
@@ -474,7 +474,7 @@ pub(crate) struct SeatOwners<'a> {
 
 impl SeatOwners<'_> {
     #[inline(always)]
-    fn table(&self, entry: Entry) -> Result<&Table, Wild> {
+    fn table(&self, entry: Entry) -> Result<&OwnerTable, Wild> {
         if entry.is_inline() {
             return self.core.inline.as_ref().ok_or(Wild("an inline cell on a link that has none"));
         }
@@ -539,17 +539,6 @@ impl Owners for SeatOwners<'_> {
 }
 
 /// Counts of what a recovery did.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// let held = mac.loan_with(shmesh::config::PoolId::CpuData)?;
-/// let done = phy.evict(mac.seat())?;
-/// assert_eq!((done.participants, done.messages, done.data_buffers), (1, 1, 1));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct RecoveryStats {
     /// Participants that were found dead, or evicted.
@@ -601,9 +590,9 @@ impl Core {
         self.seats.record_end(
             dead,
             match keep_seated {
-                true => Stage::Evicted,
-                false if dead.seat == me => Stage::Detached,
-                false => Stage::Died,
+                true => SeatStage::Evicted,
+                false if dead.seat == me => SeatStage::Detached,
+                false => SeatStage::Died,
             },
         );
         // The dead participant's bit in `SLEEPERS` stays, because its successor in the seat may have set it by now;

@@ -151,7 +151,7 @@ impl Memories {
 
 /// The result of a packet about a pool's memory.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct PoolMemoryUpdate {
     pub(crate) pool: PoolId,
     /// The memory that the link has now.
     pub(crate) memory: Option<Arc<Lent>>,
@@ -159,7 +159,7 @@ pub(crate) struct Answer {
     pub(crate) is_news: bool,
 }
 
-impl Answer {
+impl PoolMemoryUpdate {
     pub(crate) fn message(&self) -> PoolMemory {
         self.memory.as_ref().map_or_else(|| question(self.pool), |memory| memory.message(self.pool))
     }
@@ -177,7 +177,11 @@ impl Shared {
 
     /// Answers a request for a pool's memory, and accepts an offer if there is none. Returns `Err` if the packet breaks a
     /// rule.
-    pub(crate) fn lend(&self, told: &PoolMemory, fds: Vec<OwnedFd>) -> std::result::Result<Answer, String> {
+    pub(crate) fn lend(
+        &self,
+        told: &PoolMemory,
+        fds: Vec<OwnedFd>,
+    ) -> std::result::Result<PoolMemoryUpdate, String> {
         let shape = &self.core.shape;
         let known =
             PoolId::from_index(told.pool).and_then(|id| shape.device_pools().find(|&pool| pool == id));
@@ -204,7 +208,7 @@ impl Shared {
         if is_news {
             *place = offered.map(Arc::new);
         }
-        Ok(Answer { pool, memory: place.clone(), is_news })
+        Ok(PoolMemoryUpdate { pool, memory: place.clone(), is_news })
     }
 
     /// Offers the host the memory that this process has, and asks for the rest.

@@ -76,7 +76,7 @@ use shmesh_sys::{sigbus, socket};
 
 use crate::config::{Backing, MAX_READERS, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::participant::{MAX_SEATS, Participant, PeerObserver, SeatIndex, Seats, Side, Stage};
+use crate::participant::{MAX_SEATS, Participant, PeerObserver, SeatIndex, SeatStage, Seats, Side};
 use crate::ring::broadcast::{Broadcast, Writer};
 use crate::ring::{Ring, Wild, spsc};
 use crate::segment::Memory;
@@ -122,7 +122,7 @@ pub(crate) struct Shared {
     /// User and group of the link's own segment.
     owner: Option<(u32, u32)>,
     pub(crate) spin_us: u32,
-    /// The lock file: the host's lock, presence, and the locks of this process's seats.
+    /// The lock file: the host role, the attachment lock, and the locks of this process's seats.
     pub(crate) lock: Lock,
     /// The connection to the link's host, if that is another process.
     pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
@@ -406,7 +406,7 @@ impl Link {
         let crowded = || {
             // All seats are taken. Some participants may have died, and are recovered from their own seats.
             for dead in shared.dead() {
-                shared.core.seats.record_end(&dead, Stage::Died);
+                shared.core.seats.record_end(&dead, SeatStage::Died);
                 let done = shared.core.reclaim(&dead, dead.seat, false);
                 shared.core.seats.count_recovered(done.participants);
             }

@@ -23,7 +23,7 @@ use shmesh_sys::{poll, socket, user};
 
 use super::Shared;
 use super::host::{
-    ASKED, HostListener, Place, Service, TOLD, discard, hang_up, lock_path, proof, socket_path,
+    ASKED, HostListener, HostService, HostSocket, TOLD, discard, hang_up, lock_path, proof, socket_path,
 };
 use super::reap::{Reap, reap};
 use crate::config::Backing;
@@ -113,11 +113,11 @@ pub(super) struct Start {
 
 /// Lets the monitor watch a link until it is stopped.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct LinkWatch {
     id: u64,
 }
 
-impl Watch {
+impl LinkWatch {
     /// Starts watching. The thread is started if it does not run yet.
     pub(super) fn start(shared: &Arc<Shared>, start: Start) -> Result<Self> {
         let failed = |doing: &str, error| Error::system(&shared.store.link, doing, error);
@@ -186,10 +186,10 @@ fn spawn(thread: &Arc<Thread>) -> std::io::Result<()> {
 struct WatchedLink {
     id: u64,
     shared: Weak<Shared>,
-    watch: Option<inotify::File>,
+    watch: Option<inotify::WatchedFile>,
     reap: Reap,
-    session: Option<Session>,
-    service: Option<(Service, Place)>,
+    session: Option<HostConnection>,
+    service: Option<(HostService, HostSocket)>,
     retry: Option<Retry>,
 }
 
@@ -203,12 +203,12 @@ struct Retry {
 }
 
 /// A connection to the host of a link.
-struct Session {
+struct HostConnection {
     connection: Arc<OwnedFd>,
     host: (Host, u64),
 }
 
-impl Drop for Session {
+impl Drop for HostConnection {
     fn drop(&mut self) {
         // The queue may have descriptors from another process.
         if let Ok(copy) = self.connection.try_clone() {
@@ -250,11 +250,11 @@ impl WatchLoop {
         let fds: Vec<_> = std::iter::once(thread.wake.as_fd())
             .chain(self.inotify.iter().map(AsFd::as_fd))
             .chain(sessions.map(|session| session.connection.as_fd()))
-            .chain(services().flat_map(Service::fds))
+            .chain(services().flat_map(HostService::fds))
             .collect();
         let mut watches: Vec<_> = fds.iter().map(poll::Watch::readable).collect();
         let pauses = self.links.iter().filter_map(|link| link.reap.pause());
-        let limit = pauses.chain(services().filter_map(Service::pause)).min();
+        let limit = pauses.chain(services().filter_map(HostService::pause)).min();
         let waited = poll::wait_once(&mut watches, limit);
         if waited.is_err_and(|error| error.kind() != ErrorKind::Interrupted) {
             // A process may lower its limit of descriptors below the number that it polls.
@@ -323,7 +323,7 @@ impl WatchedLink {
             link.serve(listening);
         }
         if let (Some((connection, host)), Some(shared)) = (start.session, shared.upgrade()) {
-            link.session = Some(Session { connection: Arc::new(connection), host });
+            link.session = Some(HostConnection { connection: Arc::new(connection), host });
             link.begin(&shared);
         }
         link
@@ -331,7 +331,7 @@ impl WatchedLink {
 
     fn serve(&mut self, listening: HostListener) {
         let place = listening.place.clone();
-        self.service = Some((Service::new(listening), place));
+        self.service = Some((HostService::new(listening), place));
     }
 
     fn look(&mut self) {
@@ -433,7 +433,7 @@ impl WatchedLink {
 ///
 /// The host will be offered the link's memory, and any process that may write to the directory can listen there. So the
 /// host's process must be one that may open the lock file.
-fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
+fn connect(shared: &Shared, host: (Host, u64)) -> Option<HostConnection> {
     let connection = socket::connect_now(&socket_path(&shared.store, host.1)).ok()?;
     let (uid, gid, mode) = shared.lock.owner().ok()?;
     let peer = socket::peer(&connection).ok()?;
@@ -453,7 +453,7 @@ fn connect(shared: &Shared, host: (Host, u64)) -> Option<Session> {
     if sent.is_err_and(|error| !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)) {
         return None;
     }
-    Some(Session { connection: Arc::new(connection), host })
+    Some(HostConnection { connection: Arc::new(connection), host })
 }
 
 /// The result of reading a host's packets.

@@ -23,7 +23,7 @@ use crate::config::{Backing, BroadcastConfig, LinkConfig, LinkName, PoolId, Rece
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Admission, Participant, Side};
 use crate::segment::header::{Conduct, Header};
-use crate::segment::layout::Shape;
+use crate::segment::layout::LinkShape;
 use crate::segment::lock::{Host, Lock};
 use crate::segment::store::{Segment, Store};
 
@@ -541,12 +541,12 @@ impl LinkOptions {
         // One creator after the other, so that they do not need the space twice. But a stopped creator does not delay the
         // others for long: only one process can take the final step of creating the link, whether it has the host role or
         // not.
-        let has_duty = lock.try_take_duty().map_err(failed)?;
-        if !(has_duty || self.is_late(limit)) || !lock.is_named() {
+        let has_host_role = lock.try_take_host_role().map_err(failed)?;
+        if !(has_host_role || self.is_late(limit)) || !lock.is_named() {
             return Ok(Some(Attempt::Unsettled(GOING)));
         }
         if lock.others_joined().map_err(failed)? {
-            lock.leave_duty();
+            lock.leave_host_role();
             // There may be a link with this name whose memory has no names.
             let has_host = lock.host().map_err(failed)?.is_some();
             return Ok((!has_host).then_some(Attempt::Unsettled(REMOVED)));
@@ -554,7 +554,7 @@ impl LinkOptions {
         // Another process may have created it since the check.
         let segments = match self.existing(store, Vec::new())? {
             Some(segments) => segments,
-            None => match self.make_segments(store, config, has_duty)? {
+            None => match self.make_segments(store, config, has_host_role)? {
                 Some(segments) => segments,
                 None => return Ok(Some(Attempt::Unsettled(GOING))),
             },
@@ -562,7 +562,7 @@ impl LinkOptions {
         if !join(store, lock)? {
             return Ok(Some(Attempt::Unsettled("has a lock file that another program has locked")));
         }
-        lock.leave_duty();
+        lock.leave_host_role();
         Ok(Some(Attempt::Done(segments)))
     }
 
@@ -634,9 +634,9 @@ impl LinkOptions {
         &self,
         store: &Store,
         config: &LinkConfig,
-        has_duty: bool,
+        has_host_role: bool,
     ) -> Result<Option<Vec<Segment>>> {
-        let shape = Shape::of(config);
+        let shape = LinkShape::of(config);
         let epoch = file::random()
             .map(u64::from_ne_bytes)
             .map_err(|error| Error::system(&store.link, "read /dev/urandom", error))?;
@@ -646,7 +646,7 @@ impl LinkOptions {
         let pools = PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0);
         let headers: Vec<_> = std::iter::once(None).chain(pools.map(Some)).map(header).collect();
 
-        if has_duty {
+        if has_host_role {
             remove_remnants(store)?;
         }
         let needed = headers.iter().map(Header::bytes).sum();
@@ -655,7 +655,7 @@ impl LinkOptions {
         }
         let segments = headers.into_iter().map(|header| store.create(header)).collect::<Result<Vec<_>>>()?;
         core_of(store, &segments)?.format();
-        if store.backing == Backing::Memfd || publish(store, &segments, has_duty)? {
+        if store.backing == Backing::Memfd || publish(store, &segments, has_host_role)? {
             return Ok(Some(segments));
         }
         Ok(None)
@@ -664,13 +664,13 @@ impl LinkOptions {
 
 /// Gives segments their names, the link's own last: a process that finds it finds all of them. Returns `false` if another
 /// process has created the link.
-fn publish(store: &Store, segments: &[Segment], has_duty: bool) -> Result<bool> {
+fn publish(store: &Store, segments: &[Segment], has_host_role: bool) -> Result<bool> {
     let mut published = Vec::new();
     for segment in segments[1..].iter().chain(&segments[..1]) {
         let spare = segment.header.pool.map(|pool| store.spare_path(pool, segment.header.epoch));
         let usual = store.path(segment.header.pool);
         let paths = match spare {
-            Some(spare) if has_duty => [Some(usual), Some(spare)],
+            Some(spare) if has_host_role => [Some(usual), Some(spare)],
             Some(spare) => [Some(spare), None],
             None => [Some(usual), None],
         };
@@ -856,7 +856,7 @@ fn segments_backing(segments: &[Segment], store: &Store) -> Backing {
 
 /// Checks that an existing link has the shape of the configuration.
 fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Result<()> {
-    let (found, asked) = (segments[0].header.shape, Shape::of(config));
+    let (found, asked) = (segments[0].header.shape, LinkShape::of(config));
     let differs = |field: String, existing: String, asked: String| {
         Error::from(ErrorKind::Differs { link: Arc::clone(&store.link), field, existing, asked })
     };
@@ -865,7 +865,7 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
         return Err(differs("ring.len".into(), existing, asked));
     }
     if found.ring_mode() != asked.ring_mode() {
-        let mode = |shape: Shape| format!("{:?}", shape.ring_mode()).to_lowercase();
+        let mode = |shape: LinkShape| format!("{:?}", shape.ring_mode()).to_lowercase();
         return Err(differs("ring.mode".into(), mode(found), mode(asked)));
     }
     if let (Some(found), Some(asked)) = (found.broadcast, asked.broadcast) {

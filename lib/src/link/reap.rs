@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{RecoveryStats, Shared};
-use crate::participant::{Participant, Side, Stage};
+use crate::participant::{Participant, SeatStage, Side};
 
 /// How often to look for dead participants after a connection closed: a process closes its connections before it is gone,
 /// and a large one needs time for that. The delay starts at one millisecond and doubles each time.
@@ -74,7 +74,7 @@ pub(super) fn take_back(shared: &Shared, dead: &[Participant]) -> RecoveryStats 
         if me.is_none() {
             // Recovered from its own seat, it would seem to have detached. In the other case, recovery records the death as
             // its last step.
-            shared.core.seats.record_end(other, Stage::Died);
+            shared.core.seats.record_end(other, SeatStage::Died);
         }
         done.add(shared.core.reclaim(other, seat, false));
     }

@@ -49,14 +49,14 @@ pub enum PeerEvent {
 
 /// What a history says of one participant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Stage {
+pub(crate) enum SeatStage {
     Attached = 1,
     Detached = 2,
     Died = 3,
     Evicted = 4,
 }
 
-impl Stage {
+impl SeatStage {
     /// The event that this is the end of `peer`.
     fn end_of(self, peer: Participant) -> Option<PeerEvent> {
         match self {
@@ -103,31 +103,31 @@ impl History {
     }
 
     /// The stage of the participant that attached so many participants before the latest.
-    fn stage(self, age: u16) -> Option<Stage> {
+    fn stage(self, age: u16) -> Option<SeatStage> {
         if age >= DEPTH {
             return None;
         }
         match self.0 >> (u32::from(age) * STAGE_BITS) & STAGE_MASK {
-            1 => Some(Stage::Attached),
-            2 => Some(Stage::Detached),
-            3 => Some(Stage::Died),
-            4 => Some(Stage::Evicted),
+            1 => Some(SeatStage::Attached),
+            2 => Some(SeatStage::Detached),
+            3 => Some(SeatStage::Died),
+            4 => Some(SeatStage::Evicted),
             _ => None,
         }
     }
 
     /// Whether `who` is the latest participant, and attached.
     pub(super) fn is_attached(self, who: &Participant) -> bool {
-        self.epoch() == who.short_epoch() && self.stage(0) == Some(Stage::Attached)
+        self.epoch() == who.short_epoch() && self.stage(0) == Some(SeatStage::Attached)
     }
 
     fn attached(self, epoch: u16) -> Self {
         let count = u64::from(self.count().wrapping_add(1));
         let past = low(self.0 << STAGE_BITS, STAGES_BITS);
-        Self(u64::from(epoch) << EPOCH_SHIFT | count << COUNT_SHIFT | past | Stage::Attached as u64)
+        Self(u64::from(epoch) << EPOCH_SHIFT | count << COUNT_SHIFT | past | SeatStage::Attached as u64)
     }
 
-    fn ended(self, stage: Stage) -> Self {
+    fn ended(self, stage: SeatStage) -> Self {
         Self(self.0 & !WOKEN & !STAGE_MASK | stage as u64)
     }
 
@@ -158,7 +158,7 @@ impl Seats {
 
     /// Makes it known how `who` ended, before its seat is vacated. The first who says so is right; nothing happens if it was not
     /// known to be attached.
-    pub(crate) fn record_end(&self, who: &Participant, stage: Stage) {
+    pub(crate) fn record_end(&self, who: &Participant, stage: SeatStage) {
         self.record(who.seat, |history| history.is_attached(who).then(|| history.ended(stage)));
     }
 
@@ -248,7 +248,7 @@ impl PeerObserver {
     pub(crate) fn new(seats: &Seats, me: SeatIndex) -> Self {
         let known = |seat| {
             let history = seats.history(seat).unmarked();
-            let is_attached = history.stage(0) == Some(Stage::Attached);
+            let is_attached = history.stage(0) == Some(SeatStage::Attached);
             KnownSeat { history: if is_attached { history.before() } else { history }, present: None }
         };
         let known = SeatIndex::all().take(seats.used()).map(known).collect();
@@ -282,7 +282,7 @@ impl PeerObserver {
             if let Some((count, peer)) = known.present {
                 let age = now.count().wrapping_sub(count);
                 let stage = now.stage(age);
-                if age > 0 || stage != Some(Stage::Attached) {
+                if age > 0 || stage != Some(SeatStage::Attached) {
                     known.present = None;
                     match stage.and_then(|stage| stage.end_of(peer)) {
                         Some(end) => self.pending.push_back(end),
@@ -334,7 +334,7 @@ mod tests {
         me
     }
 
-    fn end(seats: &Seats, who: &Participant, stage: Stage) {
+    fn end(seats: &Seats, who: &Participant, stage: SeatStage) {
         seats.record_end(who, stage);
         assert!(seats.vacate(who));
     }
@@ -347,20 +347,20 @@ mod tests {
     fn earlier_participants_are_reported_and_silent_ones_are_not() {
         let seats = table();
         let gone = join(&seats, 1);
-        end(&seats, &gone, Stage::Died);
+        end(&seats, &gone, SeatStage::Died);
         let old = join(&seats, 2);
         let me = join(&seats, 3);
         let mut observer = PeerObserver::new(&seats, me.seat);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(old)]);
         for _ in 0..100 {
             let recoverer = sit(&seats, 4);
-            seats.record_end(&recoverer, Stage::Detached);
+            seats.record_end(&recoverer, SeatStage::Detached);
             assert!(seats.vacate(&recoverer));
         }
         assert_eq!(drain(&mut observer, &seats), []);
         let new = join(&seats, 5);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(new)]);
-        end(&seats, &old, Stage::Detached);
+        end(&seats, &old, SeatStage::Detached);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Detached(old)]);
     }
 
@@ -370,20 +370,20 @@ mod tests {
         let me = join(&seats, 1);
         let mut observer = PeerObserver::new(&seats, me.seat);
         let first = join(&seats, 2);
-        end(&seats, &first, Stage::Died);
+        end(&seats, &first, SeatStage::Died);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(first), PeerEvent::Died(first)]);
         let seen = join(&seats, 3);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(seen)]);
-        end(&seats, &seen, Stage::Evicted);
+        end(&seats, &seen, SeatStage::Evicted);
         for pid in 4..7 {
-            end(&seats, &join(&seats, pid), Stage::Detached);
+            end(&seats, &join(&seats, pid), SeatStage::Detached);
         }
         let last = join(&seats, 7);
         let all = [PeerEvent::Evicted(seen), PeerEvent::Attached(last), PeerEvent::Missed(3)];
         assert_eq!(drain(&mut observer, &seats), all);
-        end(&seats, &last, Stage::Died);
+        end(&seats, &last, SeatStage::Died);
         for pid in 8..8 + u32::from(DEPTH) {
-            end(&seats, &join(&seats, pid), Stage::Detached);
+            end(&seats, &join(&seats, pid), SeatStage::Detached);
         }
         let events = drain(&mut observer, &seats);
         assert!(matches!(
@@ -398,10 +398,10 @@ mod tests {
         let me = join(&seats, 1);
         let mut observer = PeerObserver::new(&seats, me.seat);
         let peer = join(&seats, 2);
-        seats.record_end(&peer, Stage::Evicted);
-        end(&seats, &peer, Stage::Died);
+        seats.record_end(&peer, SeatStage::Evicted);
+        end(&seats, &peer, SeatStage::Died);
         let next = join(&seats, 3);
-        seats.record_end(&peer, Stage::Died);
+        seats.record_end(&peer, SeatStage::Died);
         let events = [PeerEvent::Attached(next), PeerEvent::Missed(1)];
         assert_eq!(drain(&mut observer, &seats), events);
     }
@@ -417,7 +417,7 @@ mod tests {
         assert!(!woken());
         let peer = join(&seats, 1);
         assert!(woken() && !woken());
-        seats.record_end(&peer, Stage::Died);
+        seats.record_end(&peer, SeatStage::Died);
         assert!(woken() && !woken());
         assert!(seats.vacate(&peer) && !woken());
         let silent = sit(&seats, 2);
@@ -450,8 +450,8 @@ mod tests {
             let mut observer = PeerObserver::new(&seats, me.seat);
             let mut present: Vec<Participant> = Vec::new();
             let (mut begun, mut pid, mut missed) = (0, 1, 0);
-            let mut reported: HashMap<u32, Option<Stage>> = HashMap::new();
-            let mut ended: HashMap<u32, Stage> = HashMap::new();
+            let mut reported: HashMap<u32, Option<SeatStage>> = HashMap::new();
+            let mut ended: HashMap<u32, SeatStage> = HashMap::new();
             for (step, which) in steps {
                 pid += 1;
                 match step {
@@ -462,16 +462,16 @@ mod tests {
                     2 => prop_assert!(seats.vacate(&sit(&seats, pid))),
                     3 | 4 if !present.is_empty() => {
                         let who = present.swap_remove(which.index(present.len()));
-                        let stage = [Stage::Detached, Stage::Died, Stage::Evicted][which.index(3)];
+                        let stage = [SeatStage::Detached, SeatStage::Died, SeatStage::Evicted][which.index(3)];
                         end(&seats, &who, stage);
                         ended.insert(who.word.pid(), stage);
                     }
                     _ => for event in drain(&mut observer, &seats) {
                         let (peer, stage) = match event {
                             PeerEvent::Attached(peer) => (peer, None),
-                            PeerEvent::Detached(peer) => (peer, Some(Stage::Detached)),
-                            PeerEvent::Died(peer) => (peer, Some(Stage::Died)),
-                            PeerEvent::Evicted(peer) => (peer, Some(Stage::Evicted)),
+                            PeerEvent::Detached(peer) => (peer, Some(SeatStage::Detached)),
+                            PeerEvent::Died(peer) => (peer, Some(SeatStage::Died)),
+                            PeerEvent::Evicted(peer) => (peer, Some(SeatStage::Evicted)),
                             PeerEvent::Missed(count) => { missed += count; continue }
                         };
                         let before = reported.insert(peer.word.pid(), stage);

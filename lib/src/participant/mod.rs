@@ -12,7 +12,7 @@ mod role;
 
 pub(crate) use admission::Admission;
 pub use events::PeerEvent;
-pub(crate) use events::{PeerObserver, Stage};
+pub(crate) use events::{PeerObserver, SeatStage};
 pub(crate) use role::Role;
 
 use shmesh_sys::process::{Liveness, ProcessIdentity};
@@ -75,18 +75,6 @@ impl std::fmt::Display for SeatIndex {
 }
 
 /// Which end of the link a participant is on.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// use shmesh::Side;
-/// assert_eq!((phy.side(), mac.side()), (Side::Primary, Side::Secondary));
-/// phy.send_inline(1, 0, b"to the other side")?;
-/// assert!(mac.has_message() && !phy.has_message());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Side {
     /// Creates the link; sends on ring `m2s`, receives on `s2m`. NVIPC's PHY.
@@ -122,17 +110,6 @@ const fn low(value: u64, bits: u32) -> u64 {
 /// The word of a seat: who sits there.
 ///
 /// The next participant in the seat has another word, because one field counts them. So a word identifies a participant.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// use shmesh::Side;
-/// let other = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
-/// assert_eq!((other.word.pid(), other.word.side()), (std::process::id(), Side::Secondary));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SeatWord(u64);
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`owner`] | the word that says who holds a buffer: the truth |
 //! | [`hints`] | where free buffers probably are |
-//! | `mod.rs` | [`Table`] puts the two together; [`Pool`] adds the bytes; [`PoolCache`] is a handle's view of a table |
+//! | `mod.rs` | [`OwnerTable`] puts the two together; [`Pool`] adds the bytes; [`PoolCache`] is a handle's view of a table |
 
 pub(crate) mod hints;
 pub(crate) mod owner;
@@ -21,7 +21,7 @@ use hints::{Bitmap, Hints, Recent};
 ///
 /// Word 0 of a cell is the owner word. The rest of a MSG cell is the message's descriptor, written by its owner.
 #[derive(Clone, Debug)]
-pub(crate) struct Table {
+pub(crate) struct OwnerTable {
     hints: Hints,
     cells: Lines,
 }
@@ -35,7 +35,7 @@ pub(crate) const fn table_lines(len: usize) -> usize {
     hints::lines(len) + len
 }
 
-impl Table {
+impl OwnerTable {
     /// Places a table at line `start` of `memory`; `None` when it does not fit.
     pub(crate) fn place(memory: &Arc<Memory>, start: usize, len: usize) -> Option<Self> {
         let hint_lines = hints::lines(len);
@@ -131,16 +131,16 @@ impl Table {
 /// A table in the hands of one handle: with the handle's own bitmap, and the buffers it released last.
 #[derive(Debug)]
 pub(crate) struct PoolCache {
-    pub(crate) table: Table,
+    pub(crate) table: OwnerTable,
     seat: SeatIndex,
     own: Bitmap,
     recent: Recent,
     /// Where the buffers are; inline cells have none.
-    bytes: Option<Bytes>,
+    bytes: Option<BufferMemory>,
 }
 
 impl PoolCache {
-    pub(crate) fn new(table: &Table, bytes: Option<Bytes>, seat: SeatIndex) -> Self {
+    pub(crate) fn new(table: &OwnerTable, bytes: Option<BufferMemory>, seat: SeatIndex) -> Self {
         Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new(), bytes }
     }
 
@@ -222,13 +222,13 @@ pub(crate) const fn stride_bytes(buf_size_bytes: u32) -> u64 {
 /// One pool: its table and its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
-    pub(crate) table: Table,
-    pub(crate) bytes: Bytes,
+    pub(crate) table: OwnerTable,
+    pub(crate) bytes: BufferMemory,
 }
 
 /// Where the buffers of a pool are. Valid as long as the pool's table, which keeps the memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bytes {
+pub(crate) struct BufferMemory {
     start: NonNull<u8>,
     stride: usize,
     len: usize,
@@ -238,12 +238,12 @@ pub(crate) struct Bytes {
 #[expect(unsafe_code, reason = "a pointer into memory that the table's windows keep alive")]
 mod threads {
     // SAFETY: all access to the bytes goes through a loan or message, which holds its buffer exclusively.
-    unsafe impl Send for super::Bytes {}
+    unsafe impl Send for super::BufferMemory {}
     // SAFETY: as above.
-    unsafe impl Sync for super::Bytes {}
+    unsafe impl Sync for super::BufferMemory {}
 }
 
-impl Bytes {
+impl BufferMemory {
     /// The first byte of buffer `index`.
     #[inline]
     #[expect(unsafe_code, reason = "pointer arithmetic inside the pool's bytes")]
@@ -264,10 +264,10 @@ impl Pool {
         buf_size: u32,
         len: usize,
     ) -> Option<Self> {
-        let table = Table::place(memory, table_start, len)?;
+        let table = OwnerTable::place(memory, table_start, len)?;
         let stride = usize::try_from(stride_bytes(buf_size)).ok()?;
         let start = memory.payload(buffer_start, stride.checked_mul(len)? / LINE_BYTES)?;
-        Some(Self { table, bytes: Bytes { start, stride, len, buf_size } })
+        Some(Self { table, bytes: BufferMemory { start, stride, len, buf_size } })
     }
 
     /// Size of a buffer in bytes, as configured.

@@ -55,7 +55,7 @@ fn a_batch_passes_the_slot_of_an_inline_message() {
     assert_eq!(taken, Ok(1));
 }
 
-/// A sender that is as fast as the receiver does not keep a batch from ending.
+/// A batch ends even if the sender is as fast as the receiver.
 #[test]
 fn a_batch_is_never_more_than_the_ring_holds() {
     let core = link(2, false, 1, 0);

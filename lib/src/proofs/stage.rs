@@ -13,7 +13,7 @@ use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplyOutcome, RequestId};
 use crate::ring::{Ring, Wild};
-use crate::segment::layout::Shape;
+use crate::segment::layout::LinkShape;
 
 pub(super) const DATA: PoolId = PoolId::CpuData;
 
@@ -30,7 +30,7 @@ pub(super) fn link_with_requests(
     data: u32,
     request_window: u32,
 ) -> Core {
-    Core::heap(&Shape { request_window, ..shape(ring_capacity, single, None, msg, data) })
+    Core::heap(&LinkShape { request_window, ..shape(ring_capacity, single, None, msg, data) })
 }
 
 /// As [`link`], with a broadcast ring.
@@ -42,11 +42,17 @@ pub(super) fn rules(slow: SlowReaders, history: u32) -> BroadcastConfig {
     BroadcastConfig { slow, history, evict_after_ms: 1 }
 }
 
-fn shape(ring_capacity: u32, single: bool, broadcast: Option<BroadcastConfig>, msg: u32, data: u32) -> Shape {
+fn shape(
+    ring_capacity: u32,
+    single: bool,
+    broadcast: Option<BroadcastConfig>,
+    msg: u32,
+    data: u32,
+) -> LinkShape {
     let mut pools = [(0, 0); PoolId::COUNT];
     pools[PoolId::CpuMsg as usize] = (64, msg);
     pools[DATA as usize] = if data == 0 { (0, 0) } else { (64, data) };
-    Shape { ring_capacity, single, broadcast, pools, request_window: 0 }
+    LinkShape { ring_capacity, single, broadcast, pools, request_window: 0 }
 }
 
 pub(super) fn process(pid: u32) -> ProcessIdentity {

@@ -505,11 +505,11 @@ fn hold_of(cell: u32) -> u64 {
 }
 
 /// The nearer of two positions, as seen from one before both.
-trait Position {
+trait NearestFrom {
     fn min_by(self, from: u64, other: Self) -> Self;
 }
 
-impl Position for u64 {
+impl NearestFrom for u64 {
     fn min_by(self, from: u64, other: u64) -> u64 {
         if other.wrapping_sub(from) < self.wrapping_sub(from) { other } else { self }
     }
@@ -754,13 +754,19 @@ mod tests {
     use crate::participant::Side;
     use crate::pool::owner::{Holder, MsgOwner};
     use crate::ring::Ring;
-    use crate::segment::layout::Shape;
+    use crate::segment::layout::LinkShape;
 
     fn link(ring_capacity: u32, msg: u32) -> Core {
         let mut pools = [(0, 0); PoolId::COUNT];
         pools[PoolId::CpuMsg as usize] = (64, msg);
         let rules = BroadcastConfig { slow: SlowReaders::Wait, ..BroadcastConfig::default() };
-        Core::heap(&Shape { ring_capacity, single: false, broadcast: Some(rules), pools, request_window: 0 })
+        Core::heap(&LinkShape {
+            ring_capacity,
+            single: false,
+            broadcast: Some(rules),
+            pools,
+            request_window: 0,
+        })
     }
 
     fn sits_down(core: &Core, side: Side) -> Participant {

@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use super::layout::{HEADER_LINES, LinkLayout, PoolLayout, Shape};
+use super::layout::{HEADER_LINES, LinkLayout, LinkShape, PoolLayout};
 use super::lines::Lines;
 use crate::config::{BroadcastConfig, PoolId, SlowReaders};
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
@@ -51,7 +51,7 @@ pub(crate) struct Header {
     /// `None`: the link's own segment.
     pub(crate) pool: Option<PoolId>,
     pub(crate) epoch: u64,
-    pub(crate) shape: Shape,
+    pub(crate) shape: LinkShape,
     pub(crate) conduct: Conduct,
 }
 
@@ -117,7 +117,7 @@ impl Header {
         }
         let (len, page) = (metadata.len(), metadata.blksize().max(1));
         Ok(match Self::read(&lines, len) {
-            // Huge pages come whole. A sum that overflows is no size of ours.
+            // hugetlbfs rounds sizes up to whole huge pages. If the rounded size overflows, the header is wrong.
             Err(Unusable::Size { expected })
                 if expected != len && expected.checked_next_multiple_of(page) == Some(len) =>
             {
@@ -127,7 +127,7 @@ impl Header {
         })
     }
 
-    /// Copies and checks a header. `len` is the size of the segment as the kernel says.
+    /// Copies and checks a header. `len` is the size of the segment as the kernel reports it.
     pub(crate) fn read(lines: &Lines, len: u64) -> Result<Self, Unusable> {
         let words: [u64; WORDS] = std::array::from_fn(|i| {
             lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE).load(Ordering::Acquire)
@@ -146,7 +146,7 @@ impl Header {
                 id => Some(u32::try_from(id - 1).ok().and_then(PoolId::from_index).ok_or(Unusable::Damaged)?),
             },
             epoch: words[3],
-            shape: Shape {
+            shape: LinkShape {
                 ring_capacity: half(words[4]),
                 single: words[4] & SINGLE != 0,
                 broadcast: broadcast_of(words[11]).ok_or(Unusable::Damaged)?,
@@ -204,7 +204,7 @@ mod tests {
         Header {
             pool: Some(PoolId::CpuData),
             epoch: 42,
-            shape: Shape {
+            shape: LinkShape {
                 ring_capacity: 8,
                 single: false,
                 broadcast: None,

@@ -1,6 +1,6 @@
 //! Where each table lies in a segment. `docs/memory-layout.md` has the same as byte tables.
 //!
-//! Everything follows from the [`Shape`], which is in the header, so two processes that agree on the header agree on all.
+//! Everything follows from the [`LinkShape`], which is in the header, so two processes that agree on the header agree on all.
 //! Positions count lines of 64 bytes.
 
 use crate::config::{BroadcastConfig, HugePages, LinkConfig, PoolId, RingMode, SlowReaders};
@@ -18,7 +18,7 @@ const INLINE_CELLS_MAX: usize = 1 << crate::ring::entry::INLINE_CELL_BITS;
 
 /// Everything that decides the layout of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Shape {
+pub(crate) struct LinkShape {
     /// Slots per ring: a power of two.
     pub(crate) ring_capacity: u32,
     /// One producer and one consumer per ring.
@@ -31,7 +31,7 @@ pub(crate) struct Shape {
     pub(crate) request_window: u32,
 }
 
-impl Shape {
+impl LinkShape {
     pub(crate) fn of(config: &LinkConfig) -> Self {
         Self {
             ring_capacity: config.ring_len.next_power_of_two(),
@@ -112,7 +112,7 @@ pub(crate) struct LinkLayout {
 }
 
 impl LinkLayout {
-    pub(crate) fn of(shape: &Shape) -> Self {
+    pub(crate) fn of(shape: &LinkShape) -> Self {
         let capacity = shape.ring_capacity as usize;
         let primary_role = HEADER_LINES;
         let payload_type = primary_role + 1;
@@ -196,7 +196,7 @@ impl LinkConfig {
     /// pools in device memory are not among them.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
-        let shape = Shape::of(self);
+        let shape = LinkShape::of(self);
         let whole = |bytes: u64| match self.huge_pages {
             HugePages::Hugetlb => bytes.next_multiple_of(HUGE_PAGE_BYTES),
             HugePages::Off | HugePages::Transparent => bytes,
@@ -213,13 +213,13 @@ impl LinkConfig {
 mod tests {
     use super::*;
 
-    fn shape(ring_capacity: u32, single: bool) -> Shape {
+    fn shape(ring_capacity: u32, single: bool) -> LinkShape {
         let pools = [(8192, 4096), (0, 0), (0, 0), (0, 0), (0, 0)];
-        Shape { ring_capacity, single, broadcast: None, pools, request_window: 0 }
+        LinkShape { ring_capacity, single, broadcast: None, pools, request_window: 0 }
     }
 
-    fn broadcast(ring_capacity: u32) -> Shape {
-        Shape { broadcast: Some(BroadcastConfig::default()), ..shape(ring_capacity, false) }
+    fn broadcast(ring_capacity: u32) -> LinkShape {
+        LinkShape { broadcast: Some(BroadcastConfig::default()), ..shape(ring_capacity, false) }
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         let mut odd = broadcast(8);
         odd.broadcast = Some(BroadcastConfig { history: 8, ..BroadcastConfig::default() });
         assert!(!odd.is_sane());
-        odd = Shape { single: true, ..broadcast(8) };
+        odd = LinkShape { single: true, ..broadcast(8) };
         assert!(!odd.is_sane());
     }
 }

@@ -14,10 +14,10 @@ use shmesh_sys::file::{
 };
 use shmesh_sys::fork::NotInherited;
 
-/// Byte of the lock file that a process locks while it creates, serves or removes the link.
-const DUTY: u32 = 0;
-/// Byte of the lock file that all processes of the link share.
-const PRESENCE: u32 = 1;
+/// Byte of the lock file that the process with the host role locks while it creates, serves or removes the link.
+const HOST_ROLE: u32 = 0;
+/// Byte of the lock file that all attached processes lock in shared mode.
+const ATTACHED: u32 = 1;
 /// Byte of the lock file that the participant in seat 0 locks; the bytes of the other seats follow.
 const SEATS: u32 = 2;
 /// From here on, the byte of each number that a process has taken for a socket of its own.
@@ -44,8 +44,8 @@ impl Host {
 }
 
 /// The lock file of a link, with locks in it that the kernel gives up when their last descriptor is closed, however that
-/// happens and in whatever pid namespace: the duty, which one has, the presence, which all share, one for each seat, and the
-/// host's. A forked child has none of them.
+/// happens and in whatever pid namespace: the host role, which one process has; the attachment lock, which all attached processes
+/// share; one for each seat; and those of the numbers of hosts' sockets. A forked child has none of them.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: NotInherited,
@@ -109,28 +109,28 @@ impl Lock {
     }
 
     /// Takes the lock for creating, serving or removing. `false`: another process has it.
-    pub(crate) fn try_take_duty(&self) -> io::Result<bool> {
-        try_lock_byte(&self.file, DUTY, ByteLock::Exclusive)
+    pub(crate) fn try_take_host_role(&self) -> io::Result<bool> {
+        try_lock_byte(&self.file, HOST_ROLE, ByteLock::Exclusive)
     }
 
-    /// Gives the duty up.
-    pub(crate) fn leave_duty(&self) {
-        unlock_byte(&self.file, DUTY);
+    /// Gives the host role up.
+    pub(crate) fn leave_host_role(&self) {
+        unlock_byte(&self.file, HOST_ROLE);
     }
 
     /// Says that this process has, or is just asking for, the descriptors of the link. `false`: the link is being removed.
     pub(crate) fn try_join(&self) -> io::Result<bool> {
-        try_lock_byte(&self.file, PRESENCE, ByteLock::Shared)
+        try_lock_byte(&self.file, ATTACHED, ByteLock::Shared)
     }
 
     /// Releases the shared lock of `join`.
     pub(crate) fn leave(&self) {
-        unlock_byte(&self.file, PRESENCE);
+        unlock_byte(&self.file, ATTACHED);
     }
 
     /// Whether another process has joined.
     pub(crate) fn others_joined(&self) -> io::Result<bool> {
-        is_byte_locked(&self.file, PRESENCE)
+        is_byte_locked(&self.file, ATTACHED)
     }
 
     /// Whether another opening of the file has any lock: a participant's, a host's, or that of a process that creates or removes
@@ -142,7 +142,7 @@ impl Lock {
     /// Gives up everything but the seats, as closing the file would.
     pub(crate) fn release(&self) {
         self.leave();
-        self.leave_duty();
+        self.leave_host_role();
     }
 
     /// Which lock file this is: locks in another one say nothing here, even if it has the same name.
@@ -237,12 +237,12 @@ impl Lock {
 
     /// Whether another process prevents joining, because it removes the link.
     pub(crate) fn is_closed(&self) -> io::Result<bool> {
-        is_byte_locked_exclusively(&self.file, PRESENCE)
+        is_byte_locked_exclusively(&self.file, ATTACHED)
     }
 
     /// Prevents further processes from joining. `false`: another process has joined.
     pub(crate) fn try_close(&self) -> io::Result<bool> {
-        try_lock_byte(&self.file, PRESENCE, ByteLock::Exclusive)
+        try_lock_byte(&self.file, ATTACHED, ByteLock::Exclusive)
     }
 }
 
@@ -281,9 +281,13 @@ mod tests {
         let b = Lock::open_or_make(&path, 0o600).unwrap().unwrap();
         assert_eq!(file::mode_of(&b.file).unwrap(), 0o640, "the first one's");
 
-        assert!(a.try_take_duty().unwrap() && a.try_take_duty().unwrap() && !b.try_take_duty().unwrap());
-        a.leave_duty();
-        assert!(b.try_take_duty().unwrap());
+        assert!(
+            a.try_take_host_role().unwrap()
+                && a.try_take_host_role().unwrap()
+                && !b.try_take_host_role().unwrap()
+        );
+        a.leave_host_role();
+        assert!(b.try_take_host_role().unwrap());
 
         assert!(a.try_join().unwrap() && !a.others_joined().unwrap() && b.others_joined().unwrap());
         assert!(b.try_join().unwrap() && a.others_joined().unwrap() && !a.try_close().unwrap());
@@ -302,6 +306,6 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(!b.is_named());
         let c = Lock::open_or_make(&path, 0o600).unwrap().unwrap();
-        assert!(!b.is_named() && c.is_named() && c.try_take_duty().unwrap());
+        assert!(!b.is_named() && c.is_named() && c.try_take_host_role().unwrap());
     }
 }

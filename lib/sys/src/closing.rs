@@ -1,6 +1,6 @@
-//! Closing descriptors that a stranger has sent, without waiting for them.
+//! Closes descriptors that an untrusted peer has sent, without blocking.
 //!
-//! A close can block for as long as the stranger chose: a socket with `SO_LINGER` and unsent data, or a connection in whose queue
+//! A close can block for as long as the peer chose: a socket with `SO_LINGER` and unsent data, or a connection in whose queue
 //! such a socket lies. The kernel does not linger for a process that exits. So a child process takes copies, this process closes
 //! its own, which are then not the last ones, and the child is killed.
 
@@ -97,7 +97,7 @@ fn fork_holder(connections: &[OwnedFd]) -> io::Result<i32> {
     // SAFETY: no memory is given up by the call.
     let parent = unsafe { libc::getpid() };
     // SAFETY: as fork(2): the child has copies of everything and one thread. It makes system calls only, on its own stack, and never
-    // returns. Not `fork(3)`, whose handlers are for children that go on.
+    // returns. Not `fork(3)`, whose handlers are for children that continue.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
     match i32::try_from(child) {
         Ok(0) => {
@@ -120,7 +120,7 @@ fn fork_holder(connections: &[OwnedFd]) -> io::Result<i32> {
     }
 }
 
-/// Takes all packets out of a queue, without room for what comes along with them: the kernel closes that.
+/// Takes all packets out of a queue without room for their descriptors, which the kernel closes then.
 ///
 /// # Safety
 /// None: it makes one system call on a number. It is `unsafe` because callers are children of a process with threads.

@@ -193,7 +193,7 @@ pub fn is_size_sealed(fd: &impl AsFd) -> bool {
 
 /// What an open descriptor is, as far as memory is concerned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub enum DescriptorKind {
     /// A file or a memfd of so many bytes.
     Regular {
         /// Its size in bytes.
@@ -212,12 +212,12 @@ pub enum Kind {
 ///
 /// # Errors
 /// Its file system cannot tell.
-pub fn kind(fd: &impl AsFd) -> io::Result<Kind> {
+pub fn kind(fd: &impl AsFd) -> io::Result<DescriptorKind> {
     let stat = fstat(fd)?;
     Ok(match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => Kind::Regular { size: u64::try_from(stat.st_size).unwrap_or(0) },
-        SFlag::S_IFCHR => Kind::CharDevice { major: major(stat.st_rdev) },
-        _ => Kind::Other,
+        SFlag::S_IFREG => DescriptorKind::Regular { size: u64::try_from(stat.st_size).unwrap_or(0) },
+        SFlag::S_IFCHR => DescriptorKind::CharDevice { major: major(stat.st_rdev) },
+        _ => DescriptorKind::Other,
     })
 }
 

@@ -92,14 +92,14 @@ const PLACES_PER_CHUNK: usize = 64;
 
 /// Numbers of descriptors, in a list that only grows: a child may read it whatever its parent's threads were doing.
 #[derive(Debug)]
-struct Chunk {
+struct DescriptorChunk {
     places: [AtomicI32; PLACES_PER_CHUNK],
-    next: AtomicPtr<Chunk>,
+    next: AtomicPtr<DescriptorChunk>,
 }
 
-static PLACES: Chunk = Chunk::new();
+static PLACES: DescriptorChunk = DescriptorChunk::new();
 
-impl Chunk {
+impl DescriptorChunk {
     const fn new() -> Self {
         Self {
             places: [const { AtomicI32::new(NONE) }; PLACES_PER_CHUNK],

@@ -9,7 +9,7 @@ use std::io;
 use shmesh_proto::identity::{PeerIdentity, Pod, Unknown};
 
 use crate::pidfd::Pidfd;
-use crate::procfs::{self, File, PidfdSays, Proc, start_time, status};
+use crate::procfs::{self, PidfdSays, Proc, ProcFile, start_time, status};
 
 /// The identity of a process, from `proc` and, by its cgroup, from `pod`.
 ///
@@ -54,13 +54,13 @@ fn read(
     };
     // Of a living process: /proc hides it (`hidepid`), or there are no descriptors left.
     let file = |file| proc.read(tgid, file).map_err(|_| Unknown::Unavailable);
-    let start_time = start_time(&file(File::Stat)?).ok_or(Unknown::Unavailable)?;
-    let status = status(&file(File::Status)?).ok_or(Unknown::Unavailable)?;
+    let start_time = start_time(&file(ProcFile::Stat)?).ok_or(Unknown::Unavailable)?;
+    let status = status(&file(ProcFile::Status)?).ok_or(Unknown::Unavailable)?;
     if status.tgid != tgid {
         // The number of a thread, which must never pass for a process's.
         return Err(Unknown::BadDescriptor);
     }
-    let pod = pod(&file(File::Cgroup)?);
+    let pod = pod(&file(ProcFile::Cgroup)?);
     let pidfd_inode = pidfd.inode();
     Ok(PeerIdentity { bare_tgid: tgid, start_time, pidfd_inode, uid: status.uid, gid: status.gid, pod })
 }
@@ -70,7 +70,7 @@ fn read(
 /// # Errors
 /// `/proc` is not there.
 pub fn own_start_time() -> io::Result<Option<u64>> {
-    let stat = procfs::own(File::Stat)?;
+    let stat = procfs::own(ProcFile::Stat)?;
     Ok(if procfs::is_pid(&stat, std::process::id()) { start_time(&stat) } else { None })
 }
 

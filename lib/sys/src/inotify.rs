@@ -9,7 +9,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
 /// A file that a [`Watcher`] watches. Two watches of one file are equal.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct File(WatchDescriptor);
+pub struct WatchedFile(WatchDescriptor);
 
 /// An inotify instance. Readable when files have been opened or closed.
 ///
@@ -39,13 +39,13 @@ impl Watcher {
     ///
     /// # Errors
     /// There is no such file or it cannot be read; this user has `fs.inotify.max_user_watches` already.
-    pub fn add(&self, path: &Path) -> io::Result<File> {
+    pub fn add(&self, path: &Path) -> io::Result<WatchedFile> {
         let flags = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE | AddWatchFlags::IN_DONT_FOLLOW;
-        Ok(File(self.0.add_watch(path, flags)?))
+        Ok(WatchedFile(self.0.add_watch(path, flags)?))
     }
 
     /// Removes a watched file.
-    pub fn remove(&self, file: File) {
+    pub fn remove(&self, file: WatchedFile) {
         let _ = self.0.rm_watch(file.0);
     }
 
@@ -54,14 +54,14 @@ impl Watcher {
     ///
     /// # Errors
     /// None in normal use.
-    pub fn touched(&self) -> io::Result<Option<Vec<File>>> {
+    pub fn touched(&self) -> io::Result<Option<Vec<WatchedFile>>> {
         let mut files = Vec::new();
         match self.0.read_events() {
             Ok(events) if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW)) => {
                 return Ok(None);
             }
             Ok(events) => {
-                files.extend(events.iter().map(|event| File(event.wd)));
+                files.extend(events.iter().map(|event| WatchedFile(event.wd)));
                 files.dedup();
             }
             Err(Errno::EAGAIN | Errno::EINTR) => {}

@@ -8,7 +8,7 @@ use crate::errno::Errno;
 
 /// The file systems that links can be in, and all others by their magic number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub enum FsKind {
     /// A tmpfs file system.
     Tmpfs,
     /// A hugetlbfs file system.
@@ -21,7 +21,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FileSystem {
     /// Which one it is.
-    pub kind: Kind,
+    pub kind: FsKind,
     /// Bytes in all; 0 where a tmpfs has no limit.
     pub total_bytes: u64,
     /// Bytes that are free for this user.
@@ -40,10 +40,10 @@ pub fn file_system(path: &Path) -> Result<FileSystem, Errno> {
     let stat = statfs(path)?;
     let block = u64::try_from(stat.block_size()).map_err(|_| Errno::EOVERFLOW)?;
     let kind = match stat.filesystem_type() {
-        TMPFS_MAGIC => Kind::Tmpfs,
-        HUGETLBFS_MAGIC => Kind::Hugetlbfs,
+        TMPFS_MAGIC => FsKind::Tmpfs,
+        HUGETLBFS_MAGIC => FsKind::Hugetlbfs,
         #[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "musl has another type")]
-        other => Kind::Other(other.0 as i64),
+        other => FsKind::Other(other.0 as i64),
     };
     Ok(FileSystem {
         kind,

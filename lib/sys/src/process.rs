@@ -47,7 +47,7 @@ impl ProcessIdentity {
     /// `/proc` is not mounted or not readable.
     pub fn me() -> io::Result<Self> {
         let pid = std::process::id();
-        let stat = procfs::own(procfs::File::Stat)?;
+        let stat = procfs::own(procfs::ProcFile::Stat)?;
         let start_time =
             start_time(&stat).ok_or_else(|| io::Error::other("/proc/self/stat has no start time"))?;
         // A /proc of another pid namespace numbers processes differently: then we cannot judge other processes, nor they us.
@@ -67,7 +67,7 @@ impl ProcessIdentity {
     /// # Errors
     /// The question has no answer here: `/proc` is hidden or there are no descriptors left. That proves no death.
     pub fn start_time_of(&self, pid: u32) -> io::Result<Option<u64>> {
-        match procfs::Kernel.read(pid.cast_signed(), procfs::File::Stat) {
+        match procfs::Kernel.read(pid.cast_signed(), procfs::ProcFile::Stat) {
             Ok(stat) => Ok(start_time(&stat)),
             Err(error) => match signal::kill(Pid::from_raw(pid.cast_signed()), None) {
                 // Only this proves a death: a /proc mounted with `hidepid` does not show the processes of others.

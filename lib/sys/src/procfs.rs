@@ -13,13 +13,13 @@ const MAX_CGROUP_BYTES: usize = 65_536;
 /// A file of `/proc/PID`. None of them waits for the process's memory map, which a hostile process could keep locked.
 ///
 /// ```
-/// use shmesh_sys::procfs::{File, Kernel, Proc, start_time};
-/// let stat = Kernel.read(std::process::id().cast_signed(), File::Stat)?;
+/// use shmesh_sys::procfs::{ProcFile, Kernel, Proc, start_time};
+/// let stat = Kernel.read(std::process::id().cast_signed(), ProcFile::Stat)?;
 /// assert!(start_time(&stat).is_some());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum File {
+pub enum ProcFile {
     /// The file `/proc/<pid>/stat`: state and start time.
     Stat,
     /// The file `/proc/<pid>/status`: user and namespaces.
@@ -31,11 +31,11 @@ pub enum File {
 /// Where facts come from; tests let processes end between two of them.
 ///
 /// ```
-/// use shmesh_sys::procfs::{File, Proc};
+/// use shmesh_sys::procfs::{ProcFile, Proc};
 /// /// Has one file for everybody.
 /// struct Made;
 /// impl Proc for Made {
-///     fn read(&self, _tgid: i32, _file: File) -> std::io::Result<String> {
+///     fn read(&self, _tgid: i32, _file: ProcFile) -> std::io::Result<String> {
 ///         Ok("Tgid:\t1\n".into())
 ///     }
 /// }
@@ -45,7 +45,7 @@ pub trait Proc {
     ///
     /// # Errors
     /// There is no such process, or `/proc` hides it (`hidepid`), or no descriptor is left.
-    fn read(&self, tgid: i32, file: File) -> io::Result<String>;
+    fn read(&self, tgid: i32, file: ProcFile) -> io::Result<String>;
 }
 
 /// The procfs at `/proc`.
@@ -53,7 +53,7 @@ pub trait Proc {
 pub struct Kernel;
 
 impl Proc for Kernel {
-    fn read(&self, tgid: i32, file: File) -> io::Result<String> {
+    fn read(&self, tgid: i32, file: ProcFile) -> io::Result<String> {
         of(&tgid.to_string(), file)
     }
 }
@@ -62,15 +62,15 @@ impl Proc for Kernel {
 ///
 /// # Errors
 /// `/proc` is not there.
-pub fn own(file: File) -> io::Result<String> {
+pub fn own(file: ProcFile) -> io::Result<String> {
     of("self", file)
 }
 
-fn of(whose: &str, file: File) -> io::Result<String> {
+fn of(whose: &str, file: ProcFile) -> io::Result<String> {
     let (name, limit) = match file {
-        File::Stat => ("stat", MAX_PROC_BYTES),
-        File::Status => ("status", MAX_PROC_BYTES),
-        File::Cgroup => ("cgroup", MAX_CGROUP_BYTES),
+        ProcFile::Stat => ("stat", MAX_PROC_BYTES),
+        ProcFile::Status => ("status", MAX_PROC_BYTES),
+        ProcFile::Cgroup => ("cgroup", MAX_CGROUP_BYTES),
     };
     beginning(&format!("/proc/{whose}/{name}"), limit)
 }

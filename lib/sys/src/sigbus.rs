@@ -142,14 +142,14 @@ impl Range {
 
 /// Ranges, in a list that only grows: the handler may read it whatever it has interrupted.
 #[derive(Debug)]
-struct Chunk {
+struct RangeChunk {
     ranges: [Range; RANGES_PER_CHUNK],
-    next: AtomicPtr<Chunk>,
+    next: AtomicPtr<RangeChunk>,
 }
 
-static RANGES: Chunk = Chunk::new();
+static RANGES: RangeChunk = RangeChunk::new();
 
-impl Chunk {
+impl RangeChunk {
     fn next(&self) -> Option<&'static Self> {
         // SAFETY: null, or a chunk that `grow` has leaked.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
@@ -270,7 +270,7 @@ fn chain(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc:
     }
 }
 
-impl Chunk {
+impl RangeChunk {
     const fn new() -> Self {
         Self { ranges: [const { Range::new() }; RANGES_PER_CHUNK], next: AtomicPtr::new(ptr::null_mut()) }
     }

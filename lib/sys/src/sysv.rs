@@ -7,17 +7,17 @@ pub const IPC_PRIVATE: i32 = libc::IPC_PRIVATE;
 
 /// An attached segment; detached when this is dropped.
 #[derive(Debug)]
-pub struct Segment {
+pub struct SysvSegment {
     start: *mut u8,
     len: usize,
 }
 
 #[expect(unsafe_code, reason = "an address that is valid in the whole process")]
 // SAFETY: the segment is attached to the process, not to a thread.
-unsafe impl Send for Segment {}
+unsafe impl Send for SysvSegment {}
 #[expect(unsafe_code, reason = "as above")]
 // SAFETY: nothing here reads or writes the bytes.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for SysvSegment {}
 
 /// The id of the segment with this key.
 ///
@@ -33,7 +33,7 @@ pub fn find(key: i32) -> io::Result<i32> {
 }
 
 #[expect(unsafe_code, reason = "as above")]
-impl Segment {
+impl SysvSegment {
     /// Attaches the segment with this id at an address that the kernel chooses.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Segment {
 }
 
 #[expect(unsafe_code, reason = "as above")]
-impl Drop for Segment {
+impl Drop for SysvSegment {
     fn drop(&mut self) {
         // SAFETY: it is attached there, and readers of the bytes borrow this value.
         unsafe { libc::shmdt(self.start.cast()) };

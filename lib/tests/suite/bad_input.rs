@@ -1,4 +1,4 @@
-//! Everything that can be wrong has an error of its own, which names the link, the limit or the thing, and the remedy.
+//! Each kind of bad input has an error of its own, which names the link, the limit or file, and the remedy.
 
 #![allow(clippy::type_complexity, reason = "tables of cases")]
 
@@ -20,7 +20,7 @@ use shmesh_proto::limits::MAX_PACKET_BYTES;
 use shmesh_proto::packet;
 use shmesh_testing::{Peer, broker, config, ipc_dir, is_root, kind_of, pose_as_host, refused, send, until};
 
-/// The error is of this kind, and its text has all of these parts.
+/// Asserts that the error is of this kind, and that its text has all of these parts.
 #[track_caller]
 fn says(error: &Error, kind: &str, parts: &[&str]) {
     let text = error.to_string();
@@ -56,14 +56,14 @@ fn abandoned(dir: &Path, changes: &str) {
     peer.kill();
 }
 
-/// Both ways in find the same fault.
+/// Asserts that attaching and creating fail with the same error.
 #[track_caller]
 fn both_say(dir: &Path, kind: &str, parts: &[&str]) {
     says(&refused(attach(dir)), kind, parts);
     says(&refused(create(dir, "")), kind, parts);
 }
 
-/// As [`both_say`], of a link whose memory has no names: only that asks at the host's socket.
+/// As [`both_say`], for a link whose memory has no names: only such a link asks the host's socket.
 fn both_say_without_names(dir: &Path, kind: &str, parts: &[&str]) {
     says(&refused(attach(dir)), kind, parts);
     says(&refused(create(dir, MEMFD)), kind, parts);

@@ -31,7 +31,7 @@ pub struct Inject {
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
     /// Format of the output
-    #[arg(short, long, value_name = "FORM", default_value = "yaml")]
+    #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
     pub output: OutputFormat,
     /// Namespace for objects without one
     #[arg(short, long, value_name = "NAME", default_value = "default")]

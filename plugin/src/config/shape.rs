@@ -8,19 +8,19 @@ use super::Problem;
 
 /// Returns every mismatch, and removes nonconforming values from the document.
 pub(super) fn conform(document: &mut Value, schema: &Value) -> Vec<Problem> {
-    let mut shape = Shape { root: schema, problems: Vec::new() };
+    let mut shape = ShapeCheck { root: schema, problems: Vec::new() };
     if !shape.check(document, schema, "") {
         *document = Value::Object(serde_json::Map::new());
     }
     shape.problems
 }
 
-struct Shape<'a> {
+struct ShapeCheck<'a> {
     root: &'a Value,
     problems: Vec<Problem>,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> ShapeCheck<'a> {
     fn say(&mut self, path: &str, what: String) -> bool {
         let path = if path.is_empty() { "(document)" } else { path };
         self.problems.push(Problem { path: path.to_owned(), what });

@@ -11,14 +11,14 @@ use super::{Accelerator, AcceleratorKind};
 #[serde(deny_unknown_fields)]
 struct Inventory {
     #[serde(default)]
-    gpus: Vec<Device>,
+    gpus: Vec<FakeDevice>,
     #[serde(default)]
-    npus: Vec<Device>,
+    npus: Vec<FakeDevice>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Device {
+struct FakeDevice {
     uuid: String,
     #[serde(default)]
     numa_node: Option<u32>,
@@ -35,7 +35,8 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Accelerator>, String> {
         let shown = shmesh::config::show_yaml_error(&named.to_string(), &text, &error);
         format!("{named} is not a valid inventory: {shown}")
     })?;
-    let of = |kind| move |Device { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
+    let of =
+        |kind| move |FakeDevice { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
     let gpus = inventory.gpus.into_iter().map(of(AcceleratorKind::Gpu));
     let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(AcceleratorKind::Npu))).collect();
     for (at, one) in all.iter().enumerate() {

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Accelerator, AcceleratorKind, Roots, names, pci};
+use super::{Accelerator, AcceleratorKind, NodeRoots, names, pci};
 
-pub(super) fn find(roots: &Roots) -> Vec<Accelerator> {
+pub(super) fn find(roots: &NodeRoots) -> Vec<Accelerator> {
     let dir = roots.kernel.join("proc/driver/nvidia/gpus");
     names(&dir)
         .into_iter()

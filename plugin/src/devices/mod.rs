@@ -62,14 +62,14 @@ pub(crate) struct Accelerator {
 
 /// Directories through which the node is visible.
 #[derive(Clone, Debug)]
-pub(crate) struct Roots {
+pub(crate) struct NodeRoots {
     /// Root directory of the node, for `/dev`.
     pub(crate) host: PathBuf,
     /// Parent of `/proc` and `/sys`, which are the same in every container.
     pub(crate) kernel: PathBuf,
 }
 
-impl Roots {
+impl NodeRoots {
     /// Returns the directories for a node whose root is mounted at `host`.
     pub(crate) fn new(host: &Path) -> Self {
         Self { host: host.to_owned(), kernel: "/".into() }
@@ -77,7 +77,7 @@ impl Roots {
 }
 
 /// Returns all accelerators in a stable order.
-pub(crate) fn accelerators(roots: &Roots) -> Vec<Accelerator> {
+pub(crate) fn accelerators(roots: &NodeRoots) -> Vec<Accelerator> {
     let mut found = gpu::find(roots);
     found.extend(npu::find(roots));
     found

@@ -1,14 +1,14 @@
 //! NPUs with a device file `/dev/davinci<number>`. The driver does not report their PCI addresses; if there
 //! are as many files as devices on the bus, both are assumed to have the same order.
 
-use super::{Accelerator, AcceleratorKind, Roots, names, pci};
+use super::{Accelerator, AcceleratorKind, NodeRoots, names, pci};
 
 /// PCI vendor id of Huawei.
 const VENDOR: &str = "0x19e5";
 /// PCI class of processing accelerators.
 const CLASS: &str = "0x1200";
 
-pub(super) fn find(roots: &Roots) -> Vec<Accelerator> {
+pub(super) fn find(roots: &NodeRoots) -> Vec<Accelerator> {
     let mut numbers: Vec<u32> = names(&roots.host.join("dev"))
         .iter()
         .filter_map(|name| name.strip_prefix("davinci")?.parse().ok())

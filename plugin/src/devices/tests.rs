@@ -13,8 +13,8 @@ fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-fn roots(dir: &tempfile::TempDir) -> Roots {
-    Roots { host: dir.path().to_owned(), kernel: dir.path().to_owned() }
+fn roots(dir: &tempfile::TempDir) -> NodeRoots {
+    NodeRoots { host: dir.path().to_owned(), kernel: dir.path().to_owned() }
 }
 
 const GPU0: &str = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 40\nGPU UUID: \t GPU-0a1b2c3d-0000-1111-2222-333344445555\n\

@@ -2,7 +2,7 @@
 //!
 //! The *first* pod on the path from the root counts, because a container can create and name cgroups below
 //! its own. In a nested kubelet (kind, or a cluster in a pod) the search starts below the root of the
-//! service's own cluster, which [`Roots`] derives from the service's own cgroups.
+//! service's own cluster, which [`CgroupRoots`] derives from the service's own cgroups.
 
 /// The container of a process, according to its cgroups.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -25,9 +25,9 @@ pub(crate) enum NoContainer {
 
 /// Path prefix of this cluster's pods per hierarchy.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Roots(Vec<(String, Vec<String>)>);
+pub(crate) struct CgroupRoots(Vec<(String, Vec<String>)>);
 
-impl Roots {
+impl CgroupRoots {
     /// Derives the roots from the service's own `/proc/self/cgroup`; outside a pod they are empty.
     pub(crate) fn of_own(text: &str) -> Self {
         let lines = lines(text).filter_map(|(controllers, path)| {

@@ -36,14 +36,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::RunError;
-use crate::args::Identity;
+use crate::args::IdentityArgs;
 use clients::Clients;
 use limits::{MAX_CONNECTIONS, RESERVED_FDS};
 use pods::{NoPods, PodFile, Pods};
-use service::Service;
+use service::ServiceState;
 
 /// Runs the service until SIGTERM or SIGINT.
-pub(crate) fn serve(args: &Identity) -> Result<(), RunError> {
+pub(crate) fn serve(args: &IdentityArgs) -> Result<(), RunError> {
     let ready = IdentityService::new(args)?;
     let run = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -60,7 +60,7 @@ pub(crate) fn serve(args: &Identity) -> Result<(), RunError> {
 }
 
 /// Tests whether a service answers on the socket.
-pub(crate) fn check(args: &Identity) -> Result<(), RunError> {
+pub(crate) fn check(args: &IdentityArgs) -> Result<(), RunError> {
     let named = args.socket.display();
     match shmesh_sys::socket::answers(&args.socket) {
         Ok(true) => Ok(()),
@@ -74,19 +74,19 @@ pub(crate) fn check(args: &Identity) -> Result<(), RunError> {
 /// A service that is configured and not yet listening.
 #[derive(Debug)]
 pub(crate) struct IdentityService {
-    args: Identity,
-    service: Rc<Service<procfs::Kernel>>,
+    args: IdentityArgs,
+    service: Rc<ServiceState<procfs::Kernel>>,
 }
 
 impl IdentityService {
     /// Checks the environment and loads the file of pods.
-    pub(crate) fn new(args: &Identity) -> Result<Self, RunError> {
+    pub(crate) fn new(args: &IdentityArgs) -> Result<Self, RunError> {
         check_environment(args.require_initial_pid_namespace).map_err(RunError::Environment)?;
         let pods = load(args.pods.as_deref()).map_err(RunError::Config)?;
         let max_connections = descriptors().map_err(RunError::Environment)?;
-        let own_cgroup = procfs::own(procfs::File::Cgroup).context("cannot read /proc/self/cgroup");
-        let roots = cgroup::Roots::of_own(&own_cgroup.map_err(RunError::Environment)?);
-        let service = Rc::new(Service {
+        let own_cgroup = procfs::own(procfs::ProcFile::Cgroup).context("cannot read /proc/self/cgroup");
+        let roots = cgroup::CgroupRoots::of_own(&own_cgroup.map_err(RunError::Environment)?);
+        let service = Rc::new(ServiceState {
             resolver: process::Resolver { proc: procfs::Kernel, roots },
             peer_pidfd: PeerPidfd::Newest,
             pods: RefCell::new(pods),
@@ -112,7 +112,7 @@ pub(crate) struct BoundService {
     hup: Signal,
     listener: socket::Listener,
     pods: Option<std::path::PathBuf>,
-    service: Rc<Service<procfs::Kernel>>,
+    service: Rc<ServiceState<procfs::Kernel>>,
 }
 
 impl BoundService {
@@ -158,7 +158,7 @@ fn load(path: Option<&Path>) -> anyhow::Result<Rc<dyn Pods>> {
     Ok(Rc::new(pods))
 }
 
-async fn reload<P>(mut hup: Signal, path: Option<std::path::PathBuf>, service: Rc<Service<P>>) {
+async fn reload<P>(mut hup: Signal, path: Option<std::path::PathBuf>, service: Rc<ServiceState<P>>) {
     while hup.recv().await.is_some() {
         match load(path.as_deref()) {
             Ok(pods) => {

@@ -59,12 +59,12 @@ pub(crate) enum PodsError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
-    pods: Vec<Entry>,
+    pods: Vec<PodEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Entry {
+struct PodEntry {
     uid: String,
     namespace: String,
     name: String,
@@ -103,7 +103,7 @@ impl PodFile {
             return Err(PodsError::TooMany(path.to_owned()));
         }
         let mut pods = Self::default();
-        for Entry { uid, namespace, name, service_account, containers } in document.pods {
+        for PodEntry { uid, namespace, name, service_account, containers } in document.pods {
             let pod = Pod { uid: uid.clone(), namespace, name, service_account, ..Pod::default() };
             for Container { name, id } in containers {
                 // Accepts `containerd://<id>`, as in the API, and bare ids.

@@ -6,7 +6,7 @@ use shmesh_sys::pidfd::Pidfd;
 use shmesh_sys::procfs::Proc;
 use tracing::{debug, warn};
 
-use super::cgroup::Roots;
+use super::cgroup::CgroupRoots;
 use super::pods::Pods;
 
 /// Identifies processes and their pods.
@@ -15,7 +15,7 @@ pub(crate) struct Resolver<P> {
     /// Source of `/proc` files.
     pub(crate) proc: P,
     /// Cgroup prefix of this cluster's pods.
-    pub(crate) roots: Roots,
+    pub(crate) roots: CgroupRoots,
 }
 
 impl<P: Proc> Resolver<P> {

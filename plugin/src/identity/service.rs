@@ -35,7 +35,7 @@ use super::socket::Listener;
 
 /// State of the identity service.
 #[derive(Debug)]
-pub(crate) struct Service<P> {
+pub(crate) struct ServiceState<P> {
     /// Identifies processes and their pods.
     pub(crate) resolver: Resolver<P>,
     /// How to get a pidfd for the peer of a socket.
@@ -50,7 +50,7 @@ pub(crate) struct Service<P> {
     pub(crate) counters: Counters,
 }
 
-impl<P: Proc + 'static> Service<P> {
+impl<P: Proc + 'static> ServiceState<P> {
     /// Serves until `stop`, then answers pending questions.
     pub(crate) async fn run(
         self: Rc<Self>,

@@ -1,4 +1,4 @@
-//! Clients that do what no client should. Whatever they do, the service goes on, counts it, and keeps no descriptor.
+//! Misbehaving clients: the service continues, counts each violation, and leaks no descriptor.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use shmesh_testing::own_process;
 
 /// Maximum descriptors per packet in the kernel.
 const MOST_FDS: usize = 253;
-/// What the service lets one client have.
+/// Maximum connections of one client.
 const CONNECTIONS_PER_CLIENT: usize = 64;
 
 fn unix_pair() -> (OwnedFd, OwnedFd) {
@@ -56,12 +56,12 @@ fn wrong_descriptor_types_are_refused() {
             assert_eq!(asker.ask(subject, fd), Err(Unknown::BadDescriptor), "{what} as {subject:?}");
         }
     }
-    // The right thing under the wrong name.
+    // Valid descriptors, each declared as the other kind.
     let (ours, _theirs) = unix_pair();
     assert_eq!(asker.ask(Subject::Pidfd, &ours), Err(Unknown::BadDescriptor));
     assert_eq!(asker.ask(Subject::Socket, &me()), Err(Unknown::BadDescriptor));
     assert_eq!(asker.ask(Subject::Unspecified, &me()), Err(Unknown::BadQuestion));
-    assert!(asker.ask(Subject::Pidfd, &me()).is_ok(), "and it goes on");
+    assert!(asker.ask(Subject::Pidfd, &me()).is_ok(), "the service continues");
     back_to(&service, before);
     let counters = service.stop();
     assert_eq!(counters["bad_descriptors"], wrong.len() * 2 + 2);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use shmesh_proto::broker::Mechanism;
-use shmesh_sys::file::{self, Kind};
+use shmesh_sys::file::{self, DescriptorKind};
 
 use crate::broker::{Account, FdToken, ProcessId, Reason};
 use crate::shares::Shares;
@@ -32,12 +32,12 @@ pub(crate) struct Descriptors {
 }
 
 /// The process and account that a descriptor counts for.
-type Owner = (ProcessId, Account);
+type DescriptorOwner = (ProcessId, Account);
 
 /// The descriptors of keys, and of attached processes.
 #[derive(Debug)]
 pub(super) struct FdTable {
-    fds: HashMap<FdToken, (Arc<OwnedFd>, Option<Owner>)>,
+    fds: HashMap<FdToken, (Arc<OwnedFd>, Option<DescriptorOwner>)>,
     fds_ever: u64,
     by_process: Shares<ProcessId>,
     by_account: Shares<Account>,
@@ -83,7 +83,7 @@ impl FdTable {
         Ok(())
     }
 
-    pub(super) fn hold(&mut self, fd: OwnedFd, owner: Option<Owner>) -> FdToken {
+    pub(super) fn hold(&mut self, fd: OwnedFd, owner: Option<DescriptorOwner>) -> FdToken {
         self.fds_ever += 1;
         let token = FdToken(self.fds_ever);
         if let Some((process, account)) = &owner {
@@ -135,12 +135,12 @@ impl Descriptors {
         if mechanism != Mechanism::Host {
             // A character device, if the mechanism uses a descriptor.
             return match file::kind(fd) {
-                Ok(Kind::CharDevice { major }) => major == NVIDIA_MAJOR,
-                Ok(Kind::Regular { .. }) => self.memfds_for_devices,
+                Ok(DescriptorKind::CharDevice { major }) => major == NVIDIA_MAJOR,
+                Ok(DescriptorKind::Regular { .. }) => self.memfds_for_devices,
                 _ => false,
             };
         }
-        let is_large = matches!(file::kind(fd), Ok(Kind::Regular { size: found }) if found >= size);
+        let is_large = matches!(file::kind(fd), Ok(DescriptorKind::Regular { size: found }) if found >= size);
         file::is_size_sealed(fd) && is_large
     }
 }

@@ -30,7 +30,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::descriptors::Descriptors;
 use self::descriptors::FdTable;
-use self::process::Process;
+use self::process::ConnectedProcess;
 use crate::audit::AuditLog;
 use crate::broker::{
     Account, Broker, Command, Credentials, Op, Outcome, Party, ProcessId, Reason, Record, SessionId, Ticket,
@@ -108,7 +108,7 @@ pub(crate) struct Actor {
     audit: AuditLog,
     descriptors: Descriptors,
     sessions: HashMap<SessionId, Session>,
-    processes: BTreeMap<ProcessId, Process>,
+    processes: BTreeMap<ProcessId, ConnectedProcess>,
     fd_table: FdTable,
     /// Bytes that wait to be read, by whom they are for.
     outgoing: Arc<Mutex<Shares<Account>>>,

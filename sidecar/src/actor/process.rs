@@ -19,7 +19,7 @@ use crate::links::LinkIndex;
 
 /// A process that has connected and lives.
 #[derive(Debug, Default)]
-pub(super) struct Process {
+pub(super) struct ConnectedProcess {
     pub(super) identity: Option<PeerIdentity>,
     /// Links that it has attached to. Their participants get `PeerDied`.
     pub(super) links: BTreeSet<LinkIndex>,
@@ -28,17 +28,17 @@ pub(super) struct Process {
     sessions: usize,
     pub(super) is_watched_by_broker: bool,
     pub(super) seats: Vec<(LinkIndex, SeatIndex, SeatWord)>,
-    watch: Option<Watch>,
+    watch: Option<ProcessWatch>,
 }
 
 /// The pidfd of a process, and the task that waits for its end.
 #[derive(Debug)]
-struct Watch {
+struct ProcessWatch {
     pidfd: Arc<AsyncFd<OwnedFd>>,
     task: JoinHandle<()>,
 }
 
-impl Watch {
+impl ProcessWatch {
     /// Whether the process has ended, whether or not the event has arrived.
     fn has_ended(&self) -> bool {
         poll::is_readable(&*self.pidfd).unwrap_or(false)
@@ -63,7 +63,7 @@ impl Actor {
                 let _ = actor.send(ActorEvent::Died(process)).await;
             }
         });
-        known.watch = Some(Watch { pidfd, task });
+        known.watch = Some(ProcessWatch { pidfd, task });
     }
 
     /// Forgets a process that has nothing here any more.
@@ -87,7 +87,7 @@ impl Actor {
     pub(super) fn check_for_death(&mut self, importer: Option<ProcessId>) {
         let watch = |process| self.processes.get(&process)?.watch.as_ref();
         if let Some(process) = importer
-            && watch(process).is_some_and(Watch::has_ended)
+            && watch(process).is_some_and(ProcessWatch::has_ended)
         {
             self.died(process);
         }
@@ -112,8 +112,9 @@ impl Actor {
     /// Lists all processes after the first `skip`.
     pub(super) fn all_processes(&self, link: LinkIndex, skip: usize) -> Processes {
         let participants = self.links.participants(link);
-        let sits =
-            |known: &Process, other: &Participant| known.seats.contains(&(link, other.seat, other.word));
+        let sits = |known: &ConnectedProcess, other: &Participant| {
+            known.seats.contains(&(link, other.seat, other.word))
+        };
         let identified =
             || self.processes.iter().filter_map(|(id, known)| Some((id, known, known.identity.as_ref()?)));
         let all = identified().skip(skip).map(|(id, known, identity)| {

@@ -22,14 +22,14 @@ struct Rate {
 }
 
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) enum Account {
+pub(super) enum AuditAccount {
     Pod(String),
     User(u32),
     /// All accounts beyond [`ACCOUNTS_MAX`], and clients whose user is unknown.
     Others,
 }
 
-impl Account {
+impl AuditAccount {
     pub(super) fn of(record: &Record) -> Self {
         let party = record.caller.as_ref();
         match (party.and_then(|party| party.pod.as_ref()), party, record.socket) {
@@ -93,7 +93,7 @@ type Buckets = [Bucket; 2];
 
 #[derive(Debug, Default)]
 pub(super) struct Limiter {
-    accounts: BTreeMap<Account, Buckets>,
+    accounts: BTreeMap<AuditAccount, Buckets>,
 }
 
 impl Limiter {
@@ -109,11 +109,11 @@ impl Limiter {
 
     fn bucket(&mut self, record: &Record) -> &mut Bucket {
         let now = record.at.0;
-        let mut account = Account::of(record);
+        let mut account = AuditAccount::of(record);
         if !self.accounts.contains_key(&account) && self.accounts.len() >= ACCOUNTS_MAX {
             self.accounts.retain(|_, buckets| !buckets.iter_mut().all(|bucket| bucket.is_fresh(now)));
             if self.accounts.len() >= ACCOUNTS_MAX {
-                account = Account::Others;
+                account = AuditAccount::Others;
             }
         }
         let buckets = self

@@ -24,7 +24,7 @@ use crate::broker::{Millis, Outcome, Record};
 use crate::metrics::{Cause, Metrics};
 use crate::shares::{Share, Shares};
 use file::LogFile;
-use limit::{Account, Limiter};
+use limit::{AuditAccount, Limiter};
 
 /// Records that wait to be written: refusals, and the rest. Of each kind one account has at most as many as are free, so that
 /// there is always room for another's.
@@ -46,17 +46,17 @@ pub(crate) struct AuditLog {
 }
 
 /// A line to write, and its place in the queue.
-type Line = (String, Option<Share<Account>>);
+type Line = (String, Option<Share<AuditAccount>>);
 
 /// Lines to write; and what says that all are written, by ending.
-type Writer = (SyncSender<Line>, Receiver<()>);
+type LineWriter = (SyncSender<Line>, Receiver<()>);
 
 #[derive(Debug)]
 struct Shared {
     /// `None`: into the log of the sidecar.
-    writer: Option<Writer>,
+    writer: Option<LineWriter>,
     limiter: Limiter,
-    queued: [Arc<Mutex<Shares<Account>>>; 2],
+    queued: [Arc<Mutex<Shares<AuditAccount>>>; 2],
     /// Whether a task will report the suppressed records.
     will_report: bool,
     lost: u64,
@@ -84,7 +84,7 @@ impl AuditLog {
         let mut shared = self.shared();
         if shared.limiter.admits(record) {
             let queued = &shared.queued[usize::from(record.outcome != Outcome::Refused)];
-            match Share::take(queued, Account::of(record), 1, 1) {
+            match Share::take(queued, AuditAccount::of(record), 1, 1) {
                 Ok(place) => return shared.put(record, Some(place), &self.metrics),
                 Err(_) => {
                     shared.limiter.leave_out(record);
@@ -130,7 +130,7 @@ impl AuditLog {
 }
 
 impl Shared {
-    fn put(&mut self, record: &Record, place: Option<Share<Account>>, metrics: &Metrics) {
+    fn put(&mut self, record: &Record, place: Option<Share<AuditAccount>>, metrics: &Metrics) {
         let line = record.to_line();
         let Some((queue, _)) = &self.writer else {
             tracing::info!(target: "audit", "{line}");
@@ -153,7 +153,7 @@ impl Shared {
     }
 }
 
-fn writer(path: &Path) -> Result<Writer> {
+fn writer(path: &Path) -> Result<LineWriter> {
     let mut out: Box<dyn Write + Send> = if path == Path::new("-") {
         Box::new(std::io::stdout())
     } else {

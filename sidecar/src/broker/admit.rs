@@ -15,12 +15,12 @@ use shmesh_proto::limits::MAX_PIDS_PER_CALL;
 use super::audit::{Outcome, Reason, Record};
 use super::refusal::Refusal;
 use super::region::{Pin, Region, RegionId, Subject};
-use super::request::{Answer, Caller};
+use super::request::{Caller, Response};
 use super::{Broker, Effect, Millis, ProcessId, SessionId, Ticket};
 
 /// A `SetImportPid` that waits for the identities of its processes.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct PendingAdmission {
     pub(super) session: SessionId,
     request: u64,
     region: RegionId,
@@ -37,7 +37,7 @@ impl Broker {
         caller: &Caller,
         admit: SetImportPid,
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         let (id, region) = self.find(&admit.key, record)?;
         if region.exporter != caller.process {
             return Err(Refusal::key(Reason::NotExporter));
@@ -67,7 +67,7 @@ impl Broker {
         if asked.is_empty() {
             let done = done(&known);
             self.tables.admit(id, known, subjects);
-            return Ok(Answer::Now(done, None));
+            return Ok(Response::Now(done, None));
         }
         let Caller { session, request, .. } = *caller;
         let ticket = Ticket(self.questions_ever);
@@ -83,9 +83,10 @@ impl Broker {
         self.effects.push(Effect::Resolve { ticket, bare_tgids: asked.iter().copied().collect() });
         let deadline = self.now.after(self.policy.answer_millis);
         let record = record.clone();
-        let question = Question { session, request, region: id, known, asked, subjects, deadline, record };
+        let question =
+            PendingAdmission { session, request, region: id, known, asked, subjects, deadline, record };
         self.questions.insert(ticket, question);
-        Ok(Answer::Later)
+        Ok(Response::Later)
     }
 
     /// Splits numbers into processes that are known here and numbers that the identity service must resolve.
@@ -157,7 +158,7 @@ impl Broker {
     /// Admits all processes of a question, or none.
     fn admit_resolved(
         &mut self,
-        question: Question,
+        question: PendingAdmission,
         found: &[PeerIdentity],
     ) -> Result<reply::Result, Refusal> {
         let mut pids = question.known;
@@ -188,7 +189,7 @@ impl Broker {
         self.refuse(Some((question.session, question.request)), Refusal::no_answer(), record);
     }
 
-    fn take_question(&mut self, ticket: Ticket) -> Option<Question> {
+    fn take_question(&mut self, ticket: Ticket) -> Option<PendingAdmission> {
         let question = self.questions.remove(&ticket)?;
         if let Some(session) = self.tables.sessions.get_mut(&question.session) {
             session.questions.remove(&ticket);

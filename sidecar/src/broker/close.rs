@@ -5,8 +5,8 @@ use shmesh_proto::limits::MAX_NAMED;
 
 use super::audit::{Op, Reason, Record};
 use super::refusal::Refusal;
-use super::region::{RegionId, Stage};
-use super::request::{Answer, Caller};
+use super::region::{ImportStage, RegionId};
+use super::request::{Caller, Response};
 use super::{Broker, Effect, ProcessId};
 
 impl Broker {
@@ -15,9 +15,9 @@ impl Broker {
         caller: &Caller,
         close: &Close,
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         if self.unclaim(caller, &close.key) {
-            return Ok(Answer::done());
+            return Ok(Response::done());
         }
         let (id, region) = self.find(&close.key, record)?;
         if region.exporter == caller.process {
@@ -30,17 +30,17 @@ impl Broker {
                 return Err(Refusal::busy(importers));
             }
             self.close_export(id);
-            return Ok(Answer::done());
+            return Ok(Response::done());
         }
         if !region.imports.contains_key(&caller.process) {
             return Err(Refusal::key(Reason::NotImporter));
         }
         self.end_import(id, caller.process, Reason::Cancelled);
-        Ok(Answer::done())
+        Ok(Response::done())
     }
 
     /// Ends what the caller's process has. Imports first, as a driver does when a process exits.
-    pub(super) fn detach(&mut self, caller: &Caller) -> Answer {
+    pub(super) fn detach(&mut self, caller: &Caller) -> Response {
         if let Some(process) = self.tables.processes.get(&caller.process) {
             let (imports, exports) = (process.imports.clone(), process.exports.clone());
             self.end_claims(&caller.process, Reason::Cancelled);
@@ -51,7 +51,7 @@ impl Broker {
                 self.close_export(id);
             }
         }
-        Answer::done()
+        Response::done()
     }
 
     /// Prevents new imports and sends the importers `ExporterClosing`. Without importers, the region ends.
@@ -65,7 +65,7 @@ impl Broker {
             .imports
             .iter()
             .map(|(process, import)| (*process, import.session, import.stage))
-            .partition(|(_, _, stage)| *stage == Stage::Delivered);
+            .partition(|(_, _, stage)| *stage == ImportStage::Delivered);
         let stays = region.may_be_used();
         if stays {
             region.closing = true;
@@ -84,7 +84,7 @@ impl Broker {
 
     /// Takes an import out of the books, and tells the exporter when it was the last.
     pub(super) fn end_import(&mut self, id: RegionId, importer: ProcessId, why: Reason) {
-        if self.drop_import(id, importer, why) != Some(Stage::Delivered) {
+        if self.drop_import(id, importer, why) != Some(ImportStage::Delivered) {
             return;
         }
         let Some(region) = self.tables.regions.get(&id) else { return };
@@ -111,7 +111,12 @@ impl Broker {
     }
 
     /// Removes an import. An importer that still waits for it is refused.
-    pub(super) fn drop_import(&mut self, id: RegionId, importer: ProcessId, why: Reason) -> Option<Stage> {
+    pub(super) fn drop_import(
+        &mut self,
+        id: RegionId,
+        importer: ProcessId,
+        why: Reason,
+    ) -> Option<ImportStage> {
         let mut record = self.record(Op::Import, id, &importer);
         if let Some(grant) = self.tables.take_grant(id, &importer) {
             // Unless it is over for a better reason.
@@ -120,7 +125,7 @@ impl Broker {
         }
         let import = self.tables.remove_import(id, &importer)?;
         match import.stage {
-            Stage::Admitting { request, .. }
+            ImportStage::Admitting { request, .. }
                 if why != Reason::ImporterDied && self.tables.sessions.contains_key(&import.session) =>
             {
                 self.refuse(Some((import.session, request)), Refusal::key(why), record);

@@ -7,7 +7,7 @@ use super::audit::{self, Reason, Record};
 use super::digest::{Digest, key_of};
 use super::refusal::Refusal;
 use super::region::Region;
-use super::request::{Answer, Caller};
+use super::request::{Caller, Response};
 use super::{Broker, FdToken};
 
 /// The flag that opens a key to all processes: `DISABLE_PID_VALIDATION`.
@@ -62,7 +62,7 @@ impl Broker {
         export: ExportKey,
         fds: &mut Vec<FdToken>,
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         record.size_bytes = Some(export.size);
         let mechanism = export.mechanism();
         record.mechanism = Some(audit::name(mechanism));
@@ -80,7 +80,7 @@ impl Broker {
         region.fd = fds.pop();
         self.tables.insert(region);
         let exported = Exported { key: key.as_bytes().to_vec(), secret: secret.to_vec() };
-        Ok(Answer::Now(reply::Result::Exported(exported), None))
+        Ok(Response::Now(reply::Result::Exported(exported), None))
     }
 
     pub(super) fn may_export(

@@ -6,8 +6,8 @@ use super::audit::{Op, Reason, Record};
 use super::digest::Digest;
 use super::grant::{GRANT_BYTES, Grant, Step};
 use super::refusal::Refusal;
-use super::region::{Import, Region, RegionId, Stage};
-use super::request::{Answer, Caller};
+use super::region::{Import, ImportStage, Region, RegionId};
+use super::request::{Caller, Response};
 use super::{Broker, Effect, FdToken, ProcessId, SessionId};
 
 impl Broker {
@@ -16,9 +16,9 @@ impl Broker {
         caller: &Caller,
         key: &[u8],
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         if self.waits_for(caller, key) {
-            return Ok(Answer::Later);
+            return Ok(Response::Later);
         }
         let (id, region) = self.find(key, record)?;
         if region.exporter == caller.process {
@@ -40,19 +40,19 @@ impl Broker {
         if region.mechanism != Mechanism::Ascend || region.open {
             let (imported, fd, grant) = self.deliver(id, caller.process, caller.session)?;
             record.grant_hash = Some(grant.short());
-            return Ok(Answer::Now(imported, fd));
+            return Ok(Response::Now(imported, fd));
         }
         let key = region.key.as_bytes().to_vec();
         // Without a session it may come back in time.
         let asked = self.tables.session_of(&region.exporter, region.session);
-        let stage = Stage::Admitting { request: caller.request, asked };
+        let stage = ImportStage::Admitting { request: caller.request, asked };
         let (grant, digest) = self.promise(id, caller.process, caller.session, stage)?;
         record.grant_hash = Some(digest.short());
         if let Some(session) = asked {
             let admit = Admit { grant: grant.to_vec(), key, bare_tgid: caller.process.bare_tgid };
             self.effects.push(Effect::Event { session, happened: Happened::Admit(admit) });
         }
-        Ok(Answer::Later)
+        Ok(Response::Later)
     }
 
     fn has_room_for(&self, caller: &Caller, region: &Region) -> Result<(), Refusal> {
@@ -83,14 +83,14 @@ impl Broker {
         id: RegionId,
         importer: ProcessId,
         session: SessionId,
-        stage: Stage,
+        stage: ImportStage,
     ) -> Result<([u8; GRANT_BYTES], Digest), Refusal> {
         let grant = self.draw();
         let digest = Digest::of(&grant);
         if self.grants.is_taken(&digest) {
             return Err(Refusal::entropy());
         }
-        let step = if stage == Stage::Delivered { Step::Map } else { Step::Admit };
+        let step = if stage == ImportStage::Delivered { Step::Map } else { Step::Admit };
         self.grants.add(digest, id, importer, step, self.now.after(self.policy.grant_millis));
         self.tables.insert_import(id, importer, Import { stage, session, grant: Some(digest) });
         Ok((grant, digest))
@@ -103,7 +103,7 @@ impl Broker {
         importer: ProcessId,
         session: SessionId,
     ) -> Result<(reply::Result, Option<FdToken>, Digest), Refusal> {
-        let (grant, digest) = self.promise(id, importer, session, Stage::Delivered)?;
+        let (grant, digest) = self.promise(id, importer, session, ImportStage::Delivered)?;
         let region = self.tables.regions.get(&id).ok_or(Refusal::key(Reason::UnknownKey))?;
         let imported = Imported {
             size: region.size,
@@ -149,7 +149,12 @@ impl Broker {
         Ok((digest, grant))
     }
 
-    pub(super) fn ack(&mut self, caller: &Caller, ack: &Ack, record: &mut Record) -> Result<Answer, Refusal> {
+    pub(super) fn ack(
+        &mut self,
+        caller: &Caller,
+        ack: &Ack,
+        record: &mut Record,
+    ) -> Result<Response, Refusal> {
         let (digest, grant) = self.granted(caller, &ack.grant, record)?;
         let (id, importer) = (grant.region, grant.importer);
         self.grants.end(&digest, Reason::GrantUsed);
@@ -159,13 +164,13 @@ impl Broker {
             (Step::Map, true) => drop(self.tables.take_grant(id, &importer)),
             (Step::Map, false) => self.end_import(id, importer, Reason::NotMapped),
         }
-        Ok(Answer::done())
+        Ok(Response::done())
     }
 
     /// The exporter has admitted an importer, which gets its answer now.
     fn admitted(&mut self, id: RegionId, importer: ProcessId) {
         let Some(import) = self.tables.remove_import(id, &importer) else { return };
-        let Stage::Admitting { request, .. } = import.stage else { return };
+        let ImportStage::Admitting { request, .. } = import.stage else { return };
         let mut record = self.record(Op::Import, id, &importer);
         let session = import.session;
         match self.deliver(id, importer, session) {

@@ -102,7 +102,7 @@ pub use command::{Command, Effect, FdToken, Millis, ProcessId, SessionId, Ticket
 pub use inspect::Holdings;
 pub use policy::Policy;
 
-use admit::Question;
+use admit::PendingAdmission;
 use grant::Grants;
 use recover::Recovery;
 pub(crate) use table::Account;
@@ -122,7 +122,7 @@ pub struct Broker {
     draining: bool,
     tables: Tables,
     grants: Grants,
-    questions: BTreeMap<Ticket, Question>,
+    questions: BTreeMap<Ticket, PendingAdmission>,
     questions_ever: u64,
     recovery: Option<Recovery>,
     effects: Vec<Effect>,
@@ -294,7 +294,7 @@ impl Broker {
         if !self.grants.is_consistent() || !bound || granted != self.grants.len() {
             return Err("grants");
         }
-        let asked = |ticket: &Ticket, question: &Question| {
+        let asked = |ticket: &Ticket, question: &PendingAdmission| {
             self.tables
                 .sessions
                 .get(&question.session)

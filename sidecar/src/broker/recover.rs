@@ -12,8 +12,8 @@ use super::digest::{Digest, SECRET_BYTES, key_of};
 use super::export;
 use super::grant::{GRANT_BYTES, Step};
 use super::refusal::Refusal;
-use super::region::{Import, Pin, RegionId, Stage};
-use super::request::{Answer, Caller};
+use super::region::{Import, ImportStage, Pin, RegionId};
+use super::request::{Caller, Response};
 use super::table::EarlyClaim;
 use super::{Broker, Effect, FdToken, Millis, ProcessId, SessionId};
 
@@ -56,7 +56,7 @@ impl Broker {
         restore: Restore,
         fds: &mut Vec<FdToken>,
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         let secret = <[u8; SECRET_BYTES]>::try_from(restore.secret.as_slice());
         let (Some(key), Ok(secret), Some(export)) =
             (DeviceKey::from_wild(&restore.key), secret, restore.export)
@@ -101,7 +101,7 @@ impl Broker {
             // Its importers got `RegionLost`.
             let unused = Happened::Unused(key.as_bytes().to_vec());
             self.effects.push(Effect::Event { session: caller.session, happened: unused });
-            return Ok(Answer::Now(answer, None));
+            return Ok(Response::Now(answer, None));
         } else {
             self.has_quota(caller, export.size)?;
             let mut region = export::region(caller, key, export);
@@ -120,7 +120,7 @@ impl Broker {
         }
         self.settle_claims(id);
         self.ask_exporter_again(id, caller.session);
-        Ok(Answer::Now(answer, None))
+        Ok(Response::Now(answer, None))
     }
 
     /// Handles the claim of a process that has the memory mapped.
@@ -129,7 +129,7 @@ impl Broker {
         caller: &Caller,
         key: &[u8],
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         if self.may_come_back(caller, key) {
             self.find(key, record).map(drop).or_else(|refusal| match refusal.reason {
                 Reason::UnknownKey => Ok(()),
@@ -143,12 +143,12 @@ impl Broker {
             return Err(Refusal::invalid(Reason::SelfImport, text));
         }
         match region.imports.get(&caller.process).map(|import| import.stage) {
-            Some(Stage::Delivered) => {
+            Some(ImportStage::Delivered) => {
                 // The first event may have gone to a session that had ended.
                 self.tell_of_closing(id, caller.process, caller.session);
-                return Ok(Answer::done());
+                return Ok(Response::done());
             }
-            Some(Stage::Admitting { .. }) => {
+            Some(ImportStage::Admitting { .. }) => {
                 let text = "this process waits to import the key";
                 return Err(Refusal::invalid(Reason::AlreadyImported, text));
             }
@@ -160,7 +160,7 @@ impl Broker {
         }
         self.may_import(caller)?;
         self.enter_claim(id, caller.process, caller.session);
-        Ok(Answer::done())
+        Ok(Response::done())
     }
 
     /// Whether a key may still be registered again, or admit the caller once its list is complete.
@@ -171,7 +171,7 @@ impl Broker {
     }
 
     /// A claim to a key that may still come back.
-    fn enter_early_claim(&mut self, caller: &Caller, key: &[u8]) -> Result<Answer, Refusal> {
+    fn enter_early_claim(&mut self, caller: &Caller, key: &[u8]) -> Result<Response, Refusal> {
         let Some(key) = DeviceKey::from_wild(key) else { return Err(Refusal::key(Reason::UnknownKey)) };
         let digest = Digest::of(key.as_bytes());
         if !self.has_claim(&caller.process, &digest) {
@@ -179,7 +179,7 @@ impl Broker {
         }
         let claimed = EarlyClaim { key, session: caller.session };
         self.tables.insert_claim(&caller.process, digest, claimed);
-        Ok(Answer::done())
+        Ok(Response::done())
     }
 
     /// Whether this process has exported the key.
@@ -194,7 +194,11 @@ impl Broker {
     }
 
     fn enter_claim(&mut self, id: RegionId, importer: ProcessId, session: SessionId) {
-        self.tables.insert_import(id, importer, Import { stage: Stage::Delivered, session, grant: None });
+        self.tables.insert_import(
+            id,
+            importer,
+            Import { stage: ImportStage::Delivered, session, grant: None },
+        );
         self.tell_of_closing(id, importer, session);
     }
 
@@ -229,7 +233,9 @@ impl Broker {
             .imports
             .iter()
             .filter_map(|(importer, import)| match import.stage {
-                Stage::Admitting { request, asked } if asked != Some(session) => Some((*importer, request)),
+                ImportStage::Admitting { request, asked } if asked != Some(session) => {
+                    Some((*importer, request))
+                }
                 _ => None,
             })
             .collect();
@@ -243,7 +249,7 @@ impl Broker {
                 continue;
             }
             self.grants.add(digest, id, importer, Step::Admit, ended.deadline);
-            let stage = Stage::Admitting { request, asked: Some(session) };
+            let stage = ImportStage::Admitting { request, asked: Some(session) };
             self.tables.renew_grant(id, &importer, digest, stage);
             let admit = Admit { grant: grant.to_vec(), key: key.clone(), bare_tgid: importer.bare_tgid };
             self.effects.push(Effect::Event { session, happened: Happened::Admit(admit) });

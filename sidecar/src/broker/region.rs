@@ -113,7 +113,7 @@ impl std::fmt::Display for Subject {
 /// One process's import of a region.
 #[derive(Debug)]
 pub(super) struct Import {
-    pub(super) stage: Stage,
+    pub(super) stage: ImportStage,
     /// Where it was asked for. It may have ended, unless the exporter is still to admit.
     pub(super) session: SessionId,
     /// The grant that waits to be acknowledged.
@@ -122,7 +122,7 @@ pub(super) struct Import {
 
 /// The progress of an import.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Stage {
+pub(super) enum ImportStage {
     /// Waits until the exporter admits the importer; then this request is answered. `asked`: the session that got `Admit`, if any.
     Admitting { request: u64, asked: Option<SessionId> },
     /// The importer has what it needs. Whether it has acknowledged or not, it may have mapped the memory.
@@ -152,7 +152,10 @@ impl Region {
 
     /// The processes that may have the memory mapped.
     pub(super) fn importers(&self) -> impl Iterator<Item = &ProcessId> {
-        self.imports.iter().filter(|(_, import)| import.stage == Stage::Delivered).map(|(process, _)| process)
+        self.imports
+            .iter()
+            .filter(|(_, import)| import.stage == ImportStage::Delivered)
+            .map(|(process, _)| process)
     }
 
     pub(super) fn is_used(&self) -> bool {

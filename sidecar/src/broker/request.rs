@@ -22,13 +22,13 @@ pub(super) struct Caller {
     pub(super) identity: Arc<PeerIdentity>,
 }
 
-pub(super) enum Answer {
+pub(super) enum Response {
     Now(reply::Result, Option<FdToken>),
     /// The answer comes after that of the exporter or the identity service.
     Later,
 }
 
-impl Answer {
+impl Response {
     pub(super) fn done() -> Self {
         Self::Now(reply::Result::Done(Done::default()), None)
     }
@@ -53,18 +53,18 @@ impl Broker {
     pub(super) fn finish(
         &mut self,
         (session, id): (SessionId, u64),
-        answer: Result<Answer, Refusal>,
+        answer: Result<Response, Refusal>,
         mut record: Record,
         changes: bool,
     ) {
         match answer {
-            Ok(Answer::Now(result, fd)) => {
+            Ok(Response::Now(result, fd)) => {
                 self.effects.push(Effect::Reply { session, reply: Reply::new(id, result), fd });
                 if changes {
                     self.effects.push(Effect::Audit(Box::new(record)));
                 }
             }
-            Ok(Answer::Later) => {
+            Ok(Response::Later) => {
                 record.outcome = Outcome::Waits;
                 self.effects.push(Effect::Audit(Box::new(record)));
             }
@@ -100,7 +100,7 @@ impl Broker {
         request: Request,
         fds: &mut Vec<FdToken>,
         record: &mut Record,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Response, Refusal> {
         use request::Op;
         let Some(known) = self.tables.sessions.get(&session) else {
             return Err(Refusal::denied(Reason::NoSession, "this session is over"));
@@ -115,7 +115,7 @@ impl Broker {
         }
         if let Some(Op::Hello(_)) = request.op {
             let identity = peer.map(|(_, identity)| (*identity).clone());
-            return Ok(Answer::Now(reply::Result::Welcome(Welcome { identity }), None));
+            return Ok(Response::Now(reply::Result::Welcome(Welcome { identity }), None));
         }
         let Some((process, identity)) = peer else { return Err(Refusal::unidentified()) };
         let caller = Caller { session, request: request.id, process, identity };
@@ -129,7 +129,7 @@ impl Broker {
         match request.op {
             None => Err(Refusal::invalid(Reason::Malformed, "the request says nothing")),
             // Answered above.
-            Some(Op::Hello(_)) => Ok(Answer::done()),
+            Some(Op::Hello(_)) => Ok(Response::done()),
             Some(
                 Op::Attach(_)
                 | Op::Seated(_)
@@ -141,7 +141,7 @@ impl Broker {
             ) => Err(Refusal::unsupported()),
             Some(Op::BareTgid(_)) => {
                 let tgid = Tgid { bare_tgid: caller.process.bare_tgid };
-                Ok(Answer::Now(reply::Result::Tgid(tgid), None))
+                Ok(Response::Now(reply::Result::Tgid(tgid), None))
             }
             Some(Op::ExportKey(export)) => self.export(&caller, export, fds, record),
             Some(Op::Restore(restore)) => self.restore(&caller, restore, fds, record),
@@ -149,7 +149,9 @@ impl Broker {
             Some(Op::SetImportPid(admit)) => self.admit(&caller, admit, record),
             Some(Op::ImportByKey(import)) => self.import(&caller, &import.key, record),
             Some(Op::Ack(ack)) => self.ack(&caller, &ack, record),
-            Some(Op::Stands(stands)) => self.granted(&caller, &stands.grant, record).map(|_| Answer::done()),
+            Some(Op::Stands(stands)) => {
+                self.granted(&caller, &stands.grant, record).map(|_| Response::done())
+            }
             Some(Op::Close(close)) => self.close(&caller, &close, record),
             Some(Op::Detach(_)) => Ok(self.detach(&caller)),
             Some(Op::List(list)) => Ok(self.list(&caller, list.skip)),
@@ -183,7 +185,7 @@ impl Broker {
         self.tables.processes.get(process).map(|process| Party::from(&*process.identity))
     }
 
-    fn list(&self, caller: &Caller, skip: u32) -> Answer {
+    fn list(&self, caller: &Caller, skip: u32) -> Response {
         let mut keys = Keys::default();
         if let Some(process) = self.tables.processes.get(&caller.process) {
             let total = process.exports.len() + process.imports.len();
@@ -192,7 +194,7 @@ impl Broker {
             let all = process.exports.iter().chain(&process.imports).skip(skip).take(MAX_LISTED);
             keys.keys = all.filter_map(|id| self.tables.regions.get(id)).map(|r| listed(r, caller)).collect();
         }
-        Answer::Now(reply::Result::Keys(keys), None)
+        Response::Now(reply::Result::Keys(keys), None)
     }
 }
 

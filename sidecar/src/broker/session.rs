@@ -8,7 +8,7 @@ use shmesh_proto::identity::PeerIdentity;
 use super::audit::{Op, Party, Reason, Record};
 use super::grant::Step;
 use super::refusal::Refusal;
-use super::region::{RegionId, Stage};
+use super::region::{ImportStage, RegionId};
 use super::{Broker, Effect, ProcessId, SessionId};
 
 impl Broker {
@@ -74,7 +74,7 @@ impl Broker {
         let imports = self.tables.processes.get(&process).map(|p| p.imports.clone()).unwrap_or_default();
         for id in imports {
             let import = self.tables.regions.get(&id).and_then(|region| region.imports.get(&process));
-            let waits = |stage| matches!(stage, Stage::Admitting { .. });
+            let waits = |stage| matches!(stage, ImportStage::Admitting { .. });
             if import.is_some_and(|import| import.session == session && waits(import.stage)) {
                 self.end_import(id, process, Reason::Cancelled);
             }
@@ -110,7 +110,7 @@ impl Broker {
         let key = region.key.as_bytes().to_vec();
         let imports: Vec<_> = region.imports.iter().map(|(p, i)| (*p, i.stage, i.session)).collect();
         for (importer, stage, session) in imports {
-            if stage == Stage::Delivered {
+            if stage == ImportStage::Delivered {
                 self.tell(&importer, session, Happened::RegionLost(key.clone()));
             }
             self.drop_import(id, importer, Reason::ExporterDied);

@@ -7,12 +7,12 @@ use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::key::DeviceKey;
 
 use super::digest::Digest;
-use super::region::{Import, Pin, Region, RegionId, Stage, Subject};
+use super::region::{Import, ImportStage, Pin, Region, RegionId, Subject};
 use super::{ProcessId, SessionId, Ticket};
 
 /// One connection of a client.
 #[derive(Debug, Default)]
-pub(super) struct Session {
+pub(super) struct SessionEntry {
     /// The process; `None` if it cannot be identified.
     pub(super) peer: Option<(ProcessId, Arc<PeerIdentity>)>,
     /// How many keys it has exported.
@@ -23,7 +23,7 @@ pub(super) struct Session {
 
 /// A process with a session, a key or an import.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ProcessEntry {
     pub(super) identity: Arc<PeerIdentity>,
     account: Account,
     pub(super) sessions: BTreeSet<SessionId>,
@@ -33,7 +33,7 @@ pub(super) struct Process {
     pub(super) claims: BTreeMap<Digest, EarlyClaim>,
 }
 
-impl Process {
+impl ProcessEntry {
     fn is_idle(&self) -> bool {
         self.sessions.is_empty()
             && self.exports.is_empty()
@@ -78,8 +78,8 @@ pub(super) struct Usage {
 
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    pub(super) sessions: BTreeMap<SessionId, Session>,
-    pub(super) processes: BTreeMap<ProcessId, Process>,
+    pub(super) sessions: BTreeMap<SessionId, SessionEntry>,
+    pub(super) processes: BTreeMap<ProcessId, ProcessEntry>,
     pub(super) regions: BTreeMap<RegionId, Region>,
     by_key: BTreeMap<Digest, RegionId>,
     accounts: BTreeMap<Account, Usage>,
@@ -138,7 +138,7 @@ impl Tables {
         if let Some((process, identity)) = &peer {
             let process = self.processes.entry(*process).or_insert_with(|| {
                 is_new = true;
-                Process {
+                ProcessEntry {
                     identity: Arc::clone(identity),
                     account: Account::of(identity),
                     sessions: BTreeSet::new(),
@@ -157,11 +157,11 @@ impl Tables {
         } else {
             self.unidentified += 1;
         }
-        self.sessions.insert(session, Session { peer, ..Session::default() });
+        self.sessions.insert(session, SessionEntry { peer, ..SessionEntry::default() });
         is_new
     }
 
-    pub(super) fn close(&mut self, session: SessionId) -> Option<Session> {
+    pub(super) fn close(&mut self, session: SessionId) -> Option<SessionEntry> {
         let closed = self.sessions.remove(&session)?;
         if let Some((process, _)) = &closed.peer {
             self.account(process, |usage| usage.sessions = usage.sessions.saturating_sub(1));
@@ -176,7 +176,7 @@ impl Tables {
 
     /// Forgets a process that has nothing here. `true`: it was known until now.
     pub(super) fn forget(&mut self, process: &ProcessId) -> bool {
-        let idle = self.processes.get(process).is_some_and(Process::is_idle);
+        let idle = self.processes.get(process).is_some_and(ProcessEntry::is_idle);
         if idle {
             self.account(process, |usage| usage.processes = usage.processes.saturating_sub(1));
             self.processes.remove(process);
@@ -290,7 +290,13 @@ impl Tables {
     }
 
     /// An import that waits for its exporter has another grant.
-    pub(super) fn renew_grant(&mut self, id: RegionId, importer: &ProcessId, grant: Digest, stage: Stage) {
+    pub(super) fn renew_grant(
+        &mut self,
+        id: RegionId,
+        importer: &ProcessId,
+        grant: Digest,
+        stage: ImportStage,
+    ) {
         let Some(region) = self.regions.get_mut(&id) else { return };
         let Some(import) = region.imports.get_mut(importer) else { return };
         import.stage = stage;
@@ -347,7 +353,7 @@ impl Tables {
                 usage.grants += usize::from(import.grant.is_some());
             }
         }
-        let sum = |count: fn(&Process) -> usize| self.processes.values().map(count).sum::<usize>();
+        let sum = |count: fn(&ProcessEntry) -> usize| self.processes.values().map(count).sum::<usize>();
         let checks = [
             (self.by_key.len() == self.regions.len(), "keys without region"),
             (sum(|process| process.exports.len()) == self.regions.len(), "exports without region"),
@@ -369,7 +375,7 @@ impl Tables {
                 }),
                 "sessions of a process",
             ),
-            (!self.processes.values().any(Process::is_idle), "a process that has nothing"),
+            (!self.processes.values().any(ProcessEntry::is_idle), "a process that has nothing"),
         ];
         checks.iter().find(|(holds, _)| !holds).map(|(_, what)| *what)
     }

@@ -1,5 +1,5 @@
-//! Devices and their primary contexts. A context is a number; what matters is that each thread has to have one, that it is
-//! there while it is retained, and that what was allocated in it goes with it.
+//! Devices and their primary contexts. A context is only a number here, with the rules of the real driver: each thread needs a
+//! current one, it exists while it is retained, and memory that was allocated in it is freed with it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ use std::sync::{Mutex, PoisonError};
 use crate::physical::{GRANULARITY, Physical, shared_dir};
 use crate::{Outcome, code, done, ipc, linear, put, space, stream};
 
-/// The version that it says it is.
+/// The driver version that it reports.
 const VERSION: c_int = 12_080;
 /// Bytes that a device has where no directory limits them.
 pub(crate) const TOTAL: u64 = 1 << 30;
-/// Contexts are addresses: never null, and told from others.
+/// Contexts are opaque addresses: not null, and distinguishable from other pointers.
 const CONTEXTS: usize = 0xc0de_0000;
 
-/// The process that has started it: a child that was forked cannot use it, nor start it anew.
+/// The process that called `cuInit`. As with the real driver, a forked child can neither use the driver nor initialize it again.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
-/// How often each device's primary context is retained, and what it takes.
+/// Per device: how often its primary context is retained, and the memory that the context takes.
 static RETAINED: Mutex<BTreeMap<c_int, (usize, Option<Physical>)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
@@ -34,7 +34,7 @@ fn visible() -> Vec<u8> {
     }
     let all = std::env::var("FAKE_CUDA_DEVICES").ok().and_then(|all| all.parse().ok()).unwrap_or(2_u8);
     match std::env::var("CUDA_VISIBLE_DEVICES") {
-        // As the driver does: the first that is none ends the list.
+        // As in the driver, the first invalid entry ends the list.
         Ok(list) => {
             let chosen = list.split(',').map_while(|one| one.trim().parse().ok());
             chosen.take_while(|one| *one < all).collect()
@@ -43,7 +43,7 @@ fn visible() -> Vec<u8> {
     }
 }
 
-/// The UUID of a device of the machine. A partition has another than its device.
+/// The UUID of a device of the machine. A partition has a UUID of its own.
 fn uuid_of(device: u8) -> [u8; 16] {
     let mut uuid = *b"\x5f\x68\x6d\x65\x73\x68\x40\x00\x80\x00fake\x00\x00";
     uuid[15] = device;
@@ -57,7 +57,7 @@ fn uuid_of(device: u8) -> [u8; 16] {
 /// The ordinal by which this process knows a device.
 pub(crate) fn visible_ordinal(uuid: &[u8; 16]) -> Outcome<c_int> {
     let found = visible().into_iter().position(|device| uuid_of(device) == *uuid);
-    // The resource manager lets no memory out of a partition; a device that is not there is another matter.
+    // Memory of a MIG partition cannot be shared; an absent device is a different error.
     let is_partitioned = uuid[13] == b'm' || std::env::var_os("FAKE_CUDA_MIG").is_some();
     let missing = if is_partitioned { code::NOT_PERMITTED } else { code::INVALID_DEVICE };
     found.and_then(|found| c_int::try_from(found).ok()).ok_or(missing)

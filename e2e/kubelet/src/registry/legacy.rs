@@ -19,7 +19,7 @@ use crate::names::is_extended_resource_name;
 use crate::wire::serve;
 
 impl Registry {
-    /// Makes the directory, takes away the sockets of those who registered with another kubelet, and serves.
+    /// Creates the directory, removes the sockets of plugins that were registered with a former kubelet, and serves.
     pub(crate) fn serve_legacy(self: &Arc<Self>) -> io::Result<()> {
         let paths = self.config.paths();
         let dir = paths.device_plugins();

@@ -31,7 +31,7 @@ impl Plugin {
         Self { resource: resource.to_owned(), socket: socket.to_owned(), channel: Mutex::default() }
     }
 
-    /// Connects, or says why not.
+    /// Connects to the plugin, or returns the reason for the failure.
     pub(crate) async fn connect(&self, clock: &Clock, process: &Process) -> Result<(), String> {
         let channel = dial(&self.socket, &Authority::localhost(), DIAL_LIMIT, clock, process)
             .await
@@ -108,7 +108,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// The next list, or why there will be none.
+    /// The next list, or why the stream has ended.
     pub(crate) async fn next(&mut self) -> Result<ListAndWatchResponse, String> {
         tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! Sockets that come and go in a directory and those below it.
+//! Tracks sockets that are created and removed in a directory and its subdirectories.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDe
 use shmesh_daemon::descriptor::watched;
 use tokio::io::unix::AsyncFd;
 
-/// The sockets that are there, each with a number that changes when it is made again.
+/// The sockets that exist, each with a number that changes when it is created again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sockets(Arc<Mutex<(u64, BTreeMap<PathBuf, u64>)>>);
 
@@ -34,7 +34,7 @@ impl Sockets {
     }
 }
 
-/// What keeps [`Sockets`] up to date.
+/// Keeps [`Sockets`] up to date by inotify.
 #[derive(Debug)]
 pub(super) struct Watcher {
     queue: Inotify,
@@ -45,7 +45,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches `root`, with what is in it already.
+    /// Watches `root`, and adds the sockets that it has already.
     pub(super) fn new(root: &Path, sockets: Sockets) -> io::Result<Self> {
         fs::create_dir_all(root)?;
         let queue = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -94,7 +94,7 @@ impl Watcher {
         }
     }
 
-    /// Watches a directory, those below it, and the sockets that they hold.
+    /// Watches a directory and its subdirectories, and adds the sockets that they have already.
     fn watch(&mut self, dir: &Path) -> io::Result<()> {
         let flags = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE;
         let watch = self.queue.add_watch(dir, flags)?;

@@ -1,4 +1,4 @@
-//! Connecting: again and again until the server speaks HTTP/2, or time is up.
+//! Connecting to a server: retries until the server speaks HTTP/2, or until the time limit.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) async fn dial(
     clock.timeout(limit, attempts).await.ok_or("context deadline exceeded")
 }
 
-/// What hyper runs for a connection: it ends when the connection is closed.
+/// Runs hyper's tasks of one connection, which end when the connection is closed.
 #[derive(Clone, Debug)]
 struct Streams {
     process: Process,

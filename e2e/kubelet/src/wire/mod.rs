@@ -2,11 +2,11 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `dial.rs` | connecting: again and again until the server speaks HTTP/2, or time is up |
+//! | `dial.rs` | connecting, with retries until the server speaks HTTP/2 or the time limit |
 //! | `authority.rs` | the `:authority` that Go makes of a path, which Rust's `http` would not let through |
-//! | `tap.rs` | the socket, with an eye on its first frames |
-//! | `channel.rs` | a connection that calls can be made on, and that can be closed under them |
-//! | `errors.rs` | what Go calls an error |
+//! | `tap.rs` | the socket, whose first frames are inspected |
+//! | `channel.rs` | a connection for calls, which can be closed while calls are pending |
+//! | `errors.rs` | errors as Go formats them |
 //! | `serve.rs` | a server that ends with its process |
 
 mod authority;
@@ -22,5 +22,5 @@ pub(crate) use dial::dial;
 pub(crate) use errors::GoError;
 pub(crate) use serve::serve;
 
-/// What grpc-go takes from a server at most, in one message.
+/// Maximum size in bytes of a message that grpc-go accepts from a server.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 4 << 20;

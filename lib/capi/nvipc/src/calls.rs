@@ -9,7 +9,7 @@ use shmesh_sys::cancel::Uncancelled;
 
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
 use crate::cancel::{self, Step};
-use crate::instance::{Instance, Open};
+use crate::instance::{Instance, OpenInstance};
 use crate::log::{ordinary, say};
 use crate::tap::TapOutcome;
 use crate::types::{nv_ipc_msg_t, nv_ipc_t};
@@ -78,7 +78,7 @@ pub(crate) fn with<T>(
     what: &str,
     ipc: *const nv_ipc_t,
     failed: T,
-    act: impl FnOnce(&Open) -> Result<T, Failure>,
+    act: impl FnOnce(&OpenInstance) -> Result<T, Failure>,
 ) -> T
 where
     T: Copy,
@@ -93,7 +93,7 @@ fn with_message<T>(
     what: &str,
     ipc: *const nv_ipc_t,
     failed: T,
-    act: impl FnOnce(&Open) -> Result<T, Failure>,
+    act: impl FnOnce(&OpenInstance) -> Result<T, Failure>,
 ) -> T
 where
     T: Copy,
@@ -123,7 +123,7 @@ pub(crate) fn waiting<T: Copy>(
     what: &str,
     ipc: *const nv_ipc_t,
     failed: T,
-    act: impl FnOnce(&Open) -> Result<T, Failure>,
+    act: impl FnOnce(&OpenInstance) -> Result<T, Failure>,
 ) -> T {
     guarded(what, failed, || {
         // Ends the previous sleep.
@@ -310,7 +310,7 @@ fn take_or_sleep(
     what: &str,
     ipc: *const nv_ipc_t,
     done: c_int,
-    take: impl Fn(&Open) -> Result<bool, Failure>,
+    take: impl Fn(&OpenInstance) -> Result<bool, Failure>,
 ) -> Step {
     waiting(what, ipc, Step::Done(-1), |open| {
         if take(open)? {

@@ -10,12 +10,12 @@ use shmesh_sys::time::timespec;
 use crate::backend::Failure;
 use crate::calls::{self, CallerMessage, null, waiting, with};
 use crate::cancel;
-use crate::instance::{Instance, Open};
+use crate::instance::{Instance, OpenInstance};
 use crate::tap::{Forward, TapOutcome};
 use crate::types::*;
 
 /// The tap of an instance, if the transport has one.
-fn tap_of(open: &Open) -> Result<&Forward, Failure> {
+fn tap_of(open: &OpenInstance) -> Result<&Forward, Failure> {
     let no_tap = || Failure::Refused("there is no tap over udp; use NV_IPC_TRANSPORT_SHM".into());
     open.can_copy().then_some(&open.forward).ok_or_else(no_tap)
 }

@@ -172,7 +172,7 @@ pub unsafe extern "C" fn nv_ipc_set_reset_callback(
 ) -> c_int {
     with("nv_ipc_set_reset_callback", ipc, -1, |backend| {
         let callback = callback.ok_or_else(|| null("callback"))?;
-        let args = Args(cb_args);
+        let args = CallbackArg(cb_args);
         // SAFETY: the callback may be called from any thread, as the caller guarantees.
         backend.ask_before_another(std::sync::Arc::new(move || unsafe { callback(args.get()) } >= 0));
         Ok(0)
@@ -180,14 +180,14 @@ pub unsafe extern "C" fn nv_ipc_set_reset_callback(
 }
 
 /// The argument of the application's callback.
-struct Args(*mut c_void);
+struct CallbackArg(*mut c_void);
 
 // SAFETY: only passed to the callback; the caller of `nv_ipc_set_reset_callback` guarantees that any thread may do so.
-unsafe impl Send for Args {}
+unsafe impl Send for CallbackArg {}
 // SAFETY: as above.
-unsafe impl Sync for Args {}
+unsafe impl Sync for CallbackArg {}
 
-impl Args {
+impl CallbackArg {
     fn get(&self) -> *mut c_void {
         self.0
     }

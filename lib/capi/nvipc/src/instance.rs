@@ -26,14 +26,14 @@ pub(crate) struct Instance {
     /// The first field, so that its address is that of the instance.
     api: nv_ipc_t,
     /// Read by every call, and replaced as a whole.
-    open: RwLock<Option<Arc<Open>>>,
+    open: RwLock<Option<Arc<OpenInstance>>>,
     /// The primary's configuration. Written while the entry is free; the application may change it later.
-    config: Config,
+    config: ConfigCell,
 }
 
 /// The state of an open instance: its transport, and the tap.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenInstance {
     backend: Arc<dyn Backend>,
     pub(crate) forward: Forward,
     /// Approximate number of calls that found nothing since the last yield: threads may overwrite each other's count.
@@ -44,7 +44,7 @@ pub(crate) struct Open {
 /// more threads than cores, a polling thread would otherwise keep the thread with the message from running.
 const YIELD_EVERY: usize = 256;
 
-impl Open {
+impl OpenInstance {
     /// Counts a call that found no message or no free buffer.
     #[inline]
     pub(crate) fn found_nothing(&self) {
@@ -63,7 +63,7 @@ impl Open {
     }
 }
 
-impl Deref for Open {
+impl Deref for OpenInstance {
     type Target = dyn Backend;
 
     #[inline]
@@ -75,11 +75,11 @@ impl Deref for Open {
 /// The configuration, whose address the application may ask for.
 #[derive(Debug)]
 #[repr(transparent)]
-struct Config(std::cell::UnsafeCell<nv_ipc_config_t>);
+struct ConfigCell(std::cell::UnsafeCell<nv_ipc_config_t>);
 
 // SAFETY: this library writes it only in `open`, before any caller has the address of the entry. It reads filters in it
 // only when the application, which writes them, starts the tap.
-unsafe impl Sync for Config {}
+unsafe impl Sync for ConfigCell {}
 
 /// Which entries of the table are in use.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ fn places() -> &'static [Instance] {
         let place = |_| Instance {
             api: calls::API,
             open: RwLock::new(None),
-            config: Config(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
+            config: ConfigCell(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
         };
         (0..MAX_INSTANCES).map(place).collect()
     })
@@ -122,7 +122,7 @@ impl Instance {
     }
 
     #[inline]
-    pub(crate) fn open(&self) -> RwLockReadGuard<'_, Option<Arc<Open>>> {
+    pub(crate) fn open(&self) -> RwLockReadGuard<'_, Option<Arc<OpenInstance>>> {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -191,7 +191,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
         forward.start_as_configured(&config.debug_configs);
     }
     *instance.open.write().unwrap_or_else(PoisonError::into_inner) =
-        Some(Arc::new(Open { backend, forward, idle: AtomicUsize::new(0) }));
+        Some(Arc::new(OpenInstance { backend, forward, idle: AtomicUsize::new(0) }));
     instance.handle()
 }
 

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
-use crate::handles::{EnterError, Table, interned};
+use crate::handles::{EnterError, HandleTable, interned};
 
 /// Counts the values that are alive.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Drop for CountedValue {
 
 #[test]
 fn removed_handle_never_names_the_next_value() {
-    let table = Table::new();
+    let table = HandleTable::new();
     let first = table.insert(c"first", 1).unwrap();
     assert_eq!(table.enter(first).unwrap().remove(), Some(1));
     for value in 2..100 {
@@ -38,7 +38,7 @@ fn removed_handle_never_names_the_next_value() {
 
 #[test]
 fn every_bit_of_a_handle_counts() {
-    let table = Table::new();
+    let table = HandleTable::new();
     let handles: Vec<_> = (0..300).map(|value| table.insert(c"value", value).unwrap()).collect();
     for (value, handle) in handles.iter().enumerate() {
         assert_eq!(*table.enter(*handle).unwrap(), value);
@@ -58,7 +58,7 @@ fn every_bit_of_a_handle_counts() {
 
 #[test]
 fn busy_handle_refuses_other_calls_and_keeps_its_name() {
-    let table = Table::new();
+    let table = HandleTable::new();
     let handle = table.insert(interned("link"), 7).unwrap();
     let mut entered = table.enter(handle).unwrap();
     *entered += 1;
@@ -75,7 +75,7 @@ fn one_of_several_threads_removes_a_value() {
     const THREADS: usize = 4;
     let rounds = if cfg!(miri) { 10 } else { 2000 };
     let living = Arc::new(AtomicUsize::new(0));
-    let table = Table::new();
+    let table = HandleTable::new();
     for round in 0..rounds {
         let handle = table.insert(c"contested", CountedValue::new(&living, round)).unwrap().addr();
         let (start, removed) = (Barrier::new(THREADS), AtomicUsize::new(0));

@@ -42,8 +42,9 @@ How to read a row:
   floor is a bare cache line's round trip around the test, ratio is p50 over it. Virtual cores move on their host, by a
   factor of four on some: compare rows of the same floor, or ask for one with --floor.
 
-Each test runs two processes or, with broadcast, the writer and its readers, each pinned to a core; readers beyond the last core share them. lib/comparison measures other transports by the same method and with the same
-JSON. Leave the machine idle during a run.
+Each test runs two processes or, with broadcast, the writer and its readers, each pinned to a core; readers beyond the last core
+share them. lib/comparison measures other transports by the same method and with the same JSON. Leave the machine idle during
+a run.
 
 Examples:
   shmesh bench                                         everything; about two minutes
@@ -83,7 +84,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "16"],
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
-    /// Each test once more with each side in namespaces of its own, as containers are (pid, mount, ipc, net, uts, cgroup);
+    /// Repeat each test with each side in namespaces of its own, as containers are (pid, mount, ipc, net, uts, cgroup);
     /// needs root and `unshare`
     #[arg(long)]
     apart: bool,
@@ -115,7 +116,7 @@ struct Common {
     #[command(flatten)]
     dir: Dir,
     /// Output format: a table, or a JSON list of rows
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text, global = true)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text, global = true)]
     output: Output,
 }
 

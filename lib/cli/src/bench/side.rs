@@ -31,7 +31,7 @@ pub(super) enum Wait {
     Poll,
     /// `wait()`, which spins for a while and then sleeps; senders notify
     Spin,
-    /// `wait()` with `spin_us: 0`: it sleeps unless the answer comes within a few looks; senders notify
+    /// `wait()` with `spin_us: 0`: it sleeps unless the answer comes within a few polls; senders notify
     Futex,
     /// poll(2) on the link's descriptor, as an event loop does: it sleeps each time; senders notify
     Fd,
@@ -109,7 +109,7 @@ impl SideSpec {
     }
 }
 
-/// The library's word for it.
+/// The library's name for the ring mode.
 pub(super) fn mode(mode: RingModeArg) -> RingMode {
     match mode {
         RingModeArg::Spsc => RingMode::Spsc,
@@ -118,7 +118,7 @@ pub(super) fn mode(mode: RingModeArg) -> RingMode {
     }
 }
 
-/// Runs one side and says what it found.
+/// Runs one side and prints its measurements.
 pub(super) fn run(spec: &SideSpec) -> Result<()> {
     die_with_parent()?;
     floor::pin(spec.core)?;

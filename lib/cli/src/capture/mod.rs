@@ -165,8 +165,11 @@ impl CapturedLink {
 }
 
 fn record(args: &Args, watched: &mut CapturedLink, told: &Receiver<()>, to: impl Write) -> io::Result<u64> {
-    let mut file =
-        pcapng::File::new(BufWriter::with_capacity(1 << 20, to), args.link.as_str(), args.limit_bytes == 0)?;
+    let mut file = pcapng::PcapngWriter::new(
+        BufWriter::with_capacity(1 << 20, to),
+        args.link.as_str(),
+        args.limit_bytes == 0,
+    )?;
     file.flush()?;
     let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     let wanted = args.count.unwrap_or(u64::MAX);

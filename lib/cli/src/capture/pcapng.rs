@@ -41,14 +41,14 @@ const ISB_IFDROP: u16 = 5;
 const NANOSECONDS: u8 = 9;
 
 /// Writes messages as a pcapng file.
-pub(super) struct File<W> {
+pub(super) struct PcapngWriter<W> {
     out: W,
     packet: Vec<u8>,
     /// No bytes are wanted of the parts.
     bare: bool,
 }
 
-impl<W: Write> File<W> {
+impl<W: Write> PcapngWriter<W> {
     /// Begins a file about a link. `bare`: without the bytes of its messages.
     pub(super) fn new(mut out: W, link: &str, bare: bool) -> io::Result<Self> {
         let mut section = SectionHeaderBlock {

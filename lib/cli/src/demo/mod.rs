@@ -26,7 +26,7 @@ use shmesh::inspect::{BufferState, View};
 use crate::args::{self, Dir, Output};
 use crate::child::{Child, ProcessGroup};
 use side::{Done, SideReport, SideSpec, Trips};
-use verdict::Outcome;
+use verdict::DemoReport;
 
 const EXAMPLES: &str = "\
 What happens:
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     session.owns_link(&args.dir.dir, &name);
     let bar = progress(args.seconds);
 
-    let stage = Stage { args, session: &session, name: &name, bar: &bar, begin: Instant::now() };
+    let stage = Demo { args, session: &session, name: &name, bar: &bar, begin: Instant::now() };
     let outcome = stage.play()?;
     bar.finish_and_clear();
     if args.keep {
@@ -171,7 +171,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Everything that is needed to play.
-struct Stage<'a> {
+struct Demo<'a> {
     args: &'a Args,
     session: &'a ProcessGroup,
     name: &'a LinkName,
@@ -189,7 +189,7 @@ macro_rules! expect {
     };
 }
 
-impl Stage<'_> {
+impl Demo<'_> {
     fn tick(&self) {
         self.bar.set_position(millis(self.begin.elapsed()));
     }
@@ -207,7 +207,7 @@ impl Stage<'_> {
         self.session.spawn("demo-side", spec, stdin)
     }
 
-    fn play(&self) -> Result<Outcome> {
+    fn play(&self) -> Result<DemoReport> {
         let args = self.args;
         let kills_primary = args.kill == Victim::Primary;
         let stream_seconds = args.seconds * STREAM_SHARE;
@@ -262,7 +262,7 @@ impl Stage<'_> {
         successor.join(deadline)?;
         survivor.join(deadline)?;
         let left_behind = self.left_behind()?;
-        Ok(Outcome { link, trips, crash, survivor: old, successor: new, left_behind, kept: args.keep })
+        Ok(DemoReport { link, trips, crash, survivor: old, successor: new, left_behind, kept: args.keep })
     }
 
     /// Kills the victim, waits for its holdings to come back, and starts its successor.

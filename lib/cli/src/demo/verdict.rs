@@ -13,7 +13,7 @@ use crate::table::Table;
 
 /// Everything that was seen.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct DemoReport {
     pub(super) link: String,
     pub(super) trips: Vec<Trips>,
     pub(super) crash: Crash,
@@ -23,7 +23,7 @@ pub(super) struct Outcome {
     pub(super) kept: bool,
 }
 
-impl Outcome {
+impl DemoReport {
     /// What is wrong; nothing, if all is well. Bytes, numbers and order were checked by the receivers, who end with an
     /// error; what is left is who had which message.
     ///
@@ -92,7 +92,7 @@ impl Outcome {
     }
 }
 
-pub(super) fn json(outcome: &Outcome, wrong: &[String], out: &mut dyn Write) -> Result<()> {
+pub(super) fn json(outcome: &DemoReport, wrong: &[String], out: &mut dyn Write) -> Result<()> {
     let verdict = if wrong.is_empty() { "verified" } else { "failed" };
     let mut report = json!({ "verdict": verdict, "wrong": wrong, "messages_checked": outcome.checked() });
     if let (Some(report), serde_json::Value::Object(outcome)) =
@@ -104,7 +104,7 @@ pub(super) fn json(outcome: &Outcome, wrong: &[String], out: &mut dyn Write) -> 
     Ok(writeln!(out)?)
 }
 
-pub(super) fn text(outcome: &Outcome, wrong: &[String], out: &mut dyn Write) -> Result<()> {
+pub(super) fn text(outcome: &DemoReport, wrong: &[String], out: &mut dyn Write) -> Result<()> {
     writeln!(out, "{}", outcome.link)?;
     let mut table = Table::new(&["round trip", ">trips", ">p50", ">p99", ">p99.9"]);
     for trips in &outcome.trips {
@@ -125,7 +125,7 @@ pub(super) fn text(outcome: &Outcome, wrong: &[String], out: &mut dyn Write) -> 
     Ok(())
 }
 
-fn streams(outcome: &Outcome, out: &mut dyn Write) -> Result<()> {
+fn streams(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
     let crash = &outcome.crash;
     let (dead, other) =
         if crash.side == "primary" { ("primary", "secondary") } else { ("secondary", "primary") };
@@ -158,7 +158,7 @@ fn streams(outcome: &Outcome, out: &mut dyn Write) -> Result<()> {
     Ok(writeln!(out, "  (until its crash, the {dead} notes each message in a ledger: a system call each)")?)
 }
 
-fn story(outcome: &Outcome, out: &mut dyn Write) -> Result<()> {
+fn story(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
     let crash = &outcome.crash;
     let (sent, taken) = (human::count(crash.sent), human::count(crash.taken));
     writeln!(
@@ -203,7 +203,7 @@ mod tests {
     use super::super::side::Came;
     use super::*;
 
-    fn good() -> Outcome {
+    fn good() -> DemoReport {
         let crash = Crash {
             side: "secondary".to_owned(),
             pid: 1,
@@ -221,7 +221,7 @@ mod tests {
         let survivor =
             Done { sent: 90, came: vec![came(1, 0, 101, None), came(2, 0, 7, Some(7))], recovered: [0; 3] };
         let successor = Done { sent: 7, came: vec![came(1, 50, 90, Some(90))], recovered: [0; 3] };
-        Outcome {
+        DemoReport {
             link: String::new(),
             trips: vec![],
             crash,
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn accounts_that_disagree_are_reported() {
         assert_eq!(good().verify(), Vec::<String>::new());
-        let wrong = |change: fn(&mut Outcome)| {
+        let wrong = |change: fn(&mut DemoReport)| {
             let mut outcome = good();
             change(&mut outcome);
             outcome.verify().len()

@@ -10,7 +10,7 @@ use crate::table::Table;
 /// The result of one check.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Status {
+pub(super) enum CheckStatus {
     /// The check has passed.
     Ok,
     /// The check has failed.
@@ -26,7 +26,7 @@ pub(super) enum Status {
 pub(super) struct CheckResult {
     /// The step of the plan, and the part of it.
     pub(super) id: String,
-    pub(super) status: Status,
+    pub(super) status: CheckStatus,
     /// For people: what was seen, in a line.
     pub(super) shown: String,
     /// For programs: the same as numbers, with units in the names.
@@ -53,7 +53,7 @@ pub(super) struct CheckReport {
 
 impl CheckReport {
     pub(super) fn of(device: String, findings: Vec<CheckResult>) -> Self {
-        let fails = findings.iter().any(|finding| finding.status == Status::Fail);
+        let fails = findings.iter().any(|finding| finding.status == CheckStatus::Fail);
         Self { verdict: if fails { Verdict::Fails } else { Verdict::Works }, device, findings }
     }
 }
@@ -62,10 +62,10 @@ pub(super) fn text(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> 
     let mut table = Table::new(&["STEP", "", "FOUND"]);
     for finding in &report.findings {
         let word = match finding.status {
-            Status::Ok => "ok",
-            Status::Fail => "FAIL",
-            Status::Note => "note",
-            Status::Skip => "skip",
+            CheckStatus::Ok => "ok",
+            CheckStatus::Fail => "FAIL",
+            CheckStatus::Note => "note",
+            CheckStatus::Skip => "skip",
         };
         table.row([finding.id.clone(), word.to_owned(), finding.shown.clone()]);
     }
@@ -90,14 +90,14 @@ mod tests {
             shown: "it is so".to_owned(),
             value: Value::Null,
         };
-        let of = |statuses: &[Status]| {
+        let of = |statuses: &[CheckStatus]| {
             CheckReport::of("a GPU".to_owned(), statuses.iter().map(|status| finding(*status)).collect())
                 .verdict
         };
-        assert_eq!(of(&[Status::Ok, Status::Note, Status::Skip]), Verdict::Works);
-        assert_eq!(of(&[Status::Ok, Status::Fail]), Verdict::Fails);
+        assert_eq!(of(&[CheckStatus::Ok, CheckStatus::Note, CheckStatus::Skip]), Verdict::Works);
+        assert_eq!(of(&[CheckStatus::Ok, CheckStatus::Fail]), Verdict::Fails);
         let mut out = Vec::new();
-        let report = CheckReport::of("a GPU".to_owned(), vec![finding(Status::Fail)]);
+        let report = CheckReport::of("a GPU".to_owned(), vec![finding(CheckStatus::Fail)]);
         text(&report, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(

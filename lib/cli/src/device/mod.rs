@@ -59,7 +59,7 @@ enum Command {
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
     /// Number of measurements per test
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]

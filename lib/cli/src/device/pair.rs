@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use shmesh_sys::poll::{self, Watch};
 use shmesh_sys::socket;
 
-use super::wire::{Answer, Order, Transfer, receive, send};
+use super::wire::{Order, OrderResult, Transfer, receive, send};
 
 /// Transfer long one order may take. On a device that does not answer at all, that is when we say so.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -57,27 +57,27 @@ impl DriverProcess {
     }
 
     /// The answer to the last order.
-    pub(super) fn answer(&self) -> Result<(Answer, Option<OwnedFd>)> {
+    pub(super) fn answer(&self) -> Result<(OrderResult, Option<OwnedFd>)> {
         let deadline = Instant::now() + LIMIT;
         let ready = poll::wait(&mut [Watch::readable(&self.socket)], Some(deadline));
         if ready.context("cannot wait for a process")? == 0 {
             bail!("the driver did not come back within {} s", LIMIT.as_secs());
         }
         match receive(&self.socket).context("a process of this check has ended")? {
-            Some((Answer::Refused(text), _)) => bail!(text),
+            Some((OrderResult::Refused(text), _)) => bail!(text),
             Some(answer) => Ok(answer),
             None => bail!("a process of this check has ended"),
         }
     }
 
-    pub(super) fn ask(&self, order: &Order) -> Result<Answer> {
+    pub(super) fn ask(&self, order: &Order) -> Result<OrderResult> {
         self.order(order, None)?;
         Ok(self.answer()?.0)
     }
 
     pub(super) fn number(&self, order: &Order) -> Result<u64> {
         match self.ask(order)? {
-            Answer::Number(number) => Ok(number),
+            OrderResult::Number(number) => Ok(number),
             other => bail!("a strange answer: {other:?}"),
         }
     }
@@ -102,7 +102,7 @@ impl Drop for DriverProcess {
 
 /// What was exported, on its way.
 #[derive(Debug)]
-pub(super) struct Offer {
+pub(super) struct ExportedMemory {
     pub(super) how: Transfer,
     pub(super) size: u64,
     pub(super) handle: Vec<u8>,
@@ -123,23 +123,23 @@ impl Pair {
     }
 
     /// Has the exporter make memory.
-    pub(super) fn make(&self, how: Transfer, size: u64) -> Result<Offer> {
+    pub(super) fn make(&self, how: Transfer, size: u64) -> Result<ExportedMemory> {
         self.exporter.order(&Order::Make { how, size }, None)?;
         match self.exporter.answer()? {
-            (Answer::Made { size, handle, nanos }, fd) => {
-                Ok(Offer { how, size, handle, fd, make_nanos: nanos })
+            (OrderResult::Made { size, handle, nanos }, fd) => {
+                Ok(ExportedMemory { how, size, handle, fd, make_nanos: nanos })
             }
             (other, _) => bail!("a strange answer: {other:?}"),
         }
     }
 
     /// Has the importer take it: how long the driver took, and how long all of it.
-    pub(super) fn import(&self, offer: &Offer) -> Result<(u64, u64)> {
+    pub(super) fn import(&self, exported: &ExportedMemory) -> Result<(u64, u64)> {
         let since = Instant::now();
-        let order = Order::Import { how: offer.how, size: offer.size, handle: offer.handle.clone() };
-        self.importer.order(&order, offer.fd.as_ref())?;
+        let order = Order::Import { how: exported.how, size: exported.size, handle: exported.handle.clone() };
+        self.importer.order(&order, exported.fd.as_ref())?;
         match self.importer.answer()?.0 {
-            Answer::Imported { nanos } => {
+            OrderResult::Imported { nanos } => {
                 Ok((nanos, u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)))
             }
             other => bail!("a strange answer: {other:?}"),
@@ -157,7 +157,7 @@ impl Pair {
 /// Words that are not what they should be.
 pub(super) fn wrong_words(side: &DriverProcess, seed: u32) -> Result<u64> {
     match side.ask(&Order::Verify { seed })? {
-        Answer::Verified { wrong } => Ok(wrong),
+        OrderResult::Verified { wrong } => Ok(wrong),
         other => bail!("a strange answer: {other:?}"),
     }
 }

@@ -4,16 +4,16 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::CheckArgs;
-use super::finding::{CheckReport, CheckResult, Status, Verdict};
+use super::finding::{CheckReport, CheckResult, CheckStatus, Verdict};
 use super::pair::DriverProcess;
 use super::steps::{name, without_the_driver};
-use super::wire::{Answer, Order, Transfer};
+use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
 
 pub(super) const MIB: u64 = 1 << 20;
 
 /// One step: what was seen, in words and numbers, and how that is.
-pub(super) type StepResult = Result<(Status, String, Value)>;
+pub(super) type StepResult = Result<(CheckStatus, String, Value)>;
 
 pub(super) struct Plan<'a> {
     pub(super) args: &'a CheckArgs,
@@ -30,7 +30,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     let device = match plan.probe()? {
         Ok(device) => device,
         Err(absent) => {
-            let (status, value) = (Status::Skip, json!({ "error": absent }));
+            let (status, value) = (CheckStatus::Skip, json!({ "error": absent }));
             plan.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown: absent, value });
             return Ok(CheckReport {
                 verdict: Verdict::NoDevice,
@@ -54,7 +54,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     plan.step("P6 no revocation", Plan::revocation);
     plan.findings.push(CheckResult {
         id: "P7 read-only".to_owned(),
-        status: Status::Note,
+        status: CheckStatus::Note,
         shown: "cannot be enforced: importers choose their own access, so hand memory to whom you trust"
             .to_owned(),
         value: Value::Null,
@@ -68,7 +68,7 @@ impl Plan<'_> {
     pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) {
         let (status, shown, value) = act(self).unwrap_or_else(|error| {
             let text = format!("{error:#}");
-            (Status::Fail, text.clone(), json!({ "error": text }))
+            (CheckStatus::Fail, text.clone(), json!({ "error": text }))
         });
         self.findings.push(CheckResult { id: id.to_owned(), status, shown, value });
     }
@@ -77,7 +77,7 @@ impl Plan<'_> {
     fn probe(&mut self) -> Result<std::result::Result<String, String>> {
         let (device, uuid, driver, granularity, free, all, missing, attributes, ascend) =
             match DriverProcess::start(&[])?.ask(&Order::Probe)? {
-                Answer::Probed {
+                OrderResult::Probed {
                     device,
                     uuid,
                     driver,
@@ -88,13 +88,13 @@ impl Plan<'_> {
                     attributes,
                     ascend,
                 } => (device, uuid, driver, granularity, free, all, missing, attributes, ascend),
-                Answer::Absent(why) => return Ok(Err(why)),
+                OrderResult::Absent(why) => return Ok(Err(why)),
                 other => bail!("a strange answer: {other:?}"),
             };
         self.piece = granularity;
         self.most = (self.args.max_mib * MIB).min(free / 4);
         let version = format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10);
-        let status = if missing.is_empty() { Status::Ok } else { Status::Note };
+        let status = if missing.is_empty() { CheckStatus::Ok } else { CheckStatus::Note };
         let lacks =
             if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(", ")) };
         let shown = format!(
@@ -118,7 +118,7 @@ impl Plan<'_> {
             let shown = "this device does not share memory by descriptors (attribute 103)".to_owned();
             self.findings.push(CheckResult {
                 id: "P0 shares".to_owned(),
-                status: Status::Fail,
+                status: CheckStatus::Fail,
                 shown,
                 value: Value::Null,
             });

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use shmesh::device::{AscendDevice, CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, DeviceMemory};
 
-use super::wire::{Answer, Order, Transfer, receive, send};
+use super::wire::{Order, OrderResult, Transfer, receive, send};
 
 /// Words of the two directions of a timeline, in the first page of what is shared.
 const THERE: u64 = 0;
@@ -35,15 +35,15 @@ pub(crate) fn run(args: &SideArgs) -> anyhow::Result<()> {
     }
     crate::child::die_with_parent()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
-    let mut side = Side::default();
+    let mut side = DeviceChild::default();
     while let Some((order, fd)) = receive::<Order>(&socket)? {
         let is_probe = matches!(order, Order::Probe);
         let (answer, fd) = match side.obey(order, fd) {
             Ok(answer) => answer,
             Err(error) if is_probe && error.kind() == io::ErrorKind::NotFound => {
-                (Answer::Absent(error.to_string()), None)
+                (OrderResult::Absent(error.to_string()), None)
             }
-            Err(error) => (Answer::Refused(error.to_string()), None),
+            Err(error) => (OrderResult::Refused(error.to_string()), None),
         };
         send(&socket, &answer, fd.as_ref())?;
     }
@@ -52,12 +52,12 @@ pub(crate) fn run(args: &SideArgs) -> anyhow::Result<()> {
 
 /// Memory by either mechanism.
 #[derive(Debug)]
-enum Memory {
+enum CudaRegion {
     Vmm(CudaMemory),
     Legacy(CudaLegacyMemory),
 }
 
-impl Memory {
+impl CudaRegion {
     fn size(&self) -> u64 {
         match self {
             Self::Vmm(memory) => memory.size(),
@@ -81,8 +81,8 @@ impl Memory {
 }
 
 #[derive(Debug, Default)]
-struct Side {
-    memory: Option<Memory>,
+struct DeviceChild {
+    memory: Option<CudaRegion>,
     /// The first device, and something of it that keeps its context: to make one takes a driver longer than all that is
     /// measured here, and every process that shares memory has one.
     first: Option<(CudaDevice, CudaStream)>,
@@ -111,8 +111,8 @@ fn pattern(seed: u32, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-impl Side {
-    fn obey(&mut self, order: Order, fd: Option<OwnedFd>) -> io::Result<(Answer, Option<OwnedFd>)> {
+impl DeviceChild {
+    fn obey(&mut self, order: Order, fd: Option<OwnedFd>) -> io::Result<(OrderResult, Option<OwnedFd>)> {
         let answer = match order {
             Order::Probe => probe()?,
             Order::Make { how, size } => return self.make(how, size),
@@ -120,21 +120,21 @@ impl Side {
                 self.first()?;
                 let since = Instant::now();
                 self.memory = Some(match how {
-                    Transfer::Vmm => Memory::Vmm(CudaMemory::import(size, fd, &handle)?),
-                    Transfer::Legacy => Memory::Legacy(CudaLegacyMemory::import(size, fd, &handle)?),
+                    Transfer::Vmm => CudaRegion::Vmm(CudaMemory::import(size, fd, &handle)?),
+                    Transfer::Legacy => CudaRegion::Legacy(CudaLegacyMemory::import(size, fd, &handle)?),
                 });
-                Answer::Imported { nanos: nanos(since) }
+                OrderResult::Imported { nanos: nanos(since) }
             }
             Order::Fill { seed } => {
                 self.pieces(|memory, offset, bytes| {
                     pattern(seed, offset, bytes);
                     memory.write_at(offset, bytes)
                 })?;
-                Answer::Done
+                OrderResult::Done
             }
             Order::Zero => {
                 self.has()?.write_at(0, &[0; 16])?;
-                Answer::Done
+                OrderResult::Done
             }
             Order::Verify { seed } => {
                 let (mut wrong, mut right) = (0, Vec::new());
@@ -146,12 +146,12 @@ impl Side {
                     wrong += words.filter(|(found, wanted)| found != wanted).count() as u64;
                     Ok(())
                 })?;
-                Answer::Verified { wrong }
+                OrderResult::Verified { wrong }
             }
             Order::Drop => {
                 let since = Instant::now();
                 self.memory = None;
-                Answer::Dropped { nanos: nanos(since) }
+                OrderResult::Dropped { nanos: nanos(since) }
             }
             Order::Bandwidth { rounds } => bandwidth(self.vmm()?, rounds)?,
             Order::Ping { rounds } => ping(self.vmm()?, rounds)?,
@@ -163,10 +163,10 @@ impl Side {
                     memory.timeline(BACK)?.write(&stream, round)?;
                 }
                 stream.synchronize()?;
-                Answer::Done
+                OrderResult::Done
             }
-            Order::Room => Answer::Number(self.first()?.room()?.0),
-            Order::Descriptors => Answer::Number(std::fs::read_dir("/proc/self/fd")?.count() as u64),
+            Order::Room => OrderResult::Number(self.first()?.room()?.0),
+            Order::Descriptors => OrderResult::Number(std::fs::read_dir("/proc/self/fd")?.count() as u64),
         };
         Ok((answer, None))
     }
@@ -180,7 +180,7 @@ impl Side {
         Ok(device)
     }
 
-    fn make(&mut self, how: Transfer, size: u64) -> io::Result<(Answer, Option<OwnedFd>)> {
+    fn make(&mut self, how: Transfer, size: u64) -> io::Result<(OrderResult, Option<OwnedFd>)> {
         let device = self.first()?;
         let since = Instant::now();
         let (made, fd, handle) = match how {
@@ -188,32 +188,32 @@ impl Side {
                 let memory = CudaMemory::new(&device, size)?;
                 let fd = memory.fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
                 let handle = memory.handle();
-                (Memory::Vmm(memory), fd, handle)
+                (CudaRegion::Vmm(memory), fd, handle)
             }
             Transfer::Legacy => {
                 let memory = CudaLegacyMemory::new(&device, size)?;
                 let handle = memory.handle();
-                (Memory::Legacy(memory), None, handle)
+                (CudaRegion::Legacy(memory), None, handle)
             }
         };
-        let answer = Answer::Made { size: made.size(), handle, nanos: nanos(since) };
+        let answer = OrderResult::Made { size: made.size(), handle, nanos: nanos(since) };
         self.memory = Some(made);
         Ok((answer, fd))
     }
 
-    fn has(&self) -> io::Result<&Memory> {
+    fn has(&self) -> io::Result<&CudaRegion> {
         self.memory.as_ref().ok_or_else(|| io::Error::other("there is no memory"))
     }
 
     fn vmm(&self) -> io::Result<&CudaMemory> {
         match self.has()? {
-            Memory::Vmm(memory) => Ok(memory),
-            Memory::Legacy(_) => Err(io::Error::other("not by an old handle")),
+            CudaRegion::Vmm(memory) => Ok(memory),
+            CudaRegion::Legacy(_) => Err(io::Error::other("not by an old handle")),
         }
     }
 
     /// Does something with each piece of the memory.
-    fn pieces(&self, mut act: impl FnMut(&Memory, u64, &mut [u8]) -> io::Result<()>) -> io::Result<()> {
+    fn pieces(&self, mut act: impl FnMut(&CudaRegion, u64, &mut [u8]) -> io::Result<()>) -> io::Result<()> {
         let memory = self.has()?;
         let mut bytes = vec![0; usize::try_from(PIECE.min(memory.size())).map_err(io::Error::other)?];
         let mut offset = 0;
@@ -226,14 +226,14 @@ impl Side {
     }
 }
 
-fn probe() -> io::Result<Answer> {
+fn probe() -> io::Result<OrderResult> {
     let device = first()?;
     let (free, all) = device.room()?;
     let ascend = match AscendDevice::all() {
         Ok(devices) => format!("{} NPUs, which this command does not try", devices.len()),
         Err(error) => error.to_string(),
     };
-    Ok(Answer::Probed {
+    Ok(OrderResult::Probed {
         device: device.name()?,
         uuid: device.uuid().to_string(),
         driver: CudaDevice::driver_version()?,
@@ -247,7 +247,7 @@ fn probe() -> io::Result<Answer> {
 }
 
 /// The device copies, and the time counts until it has.
-fn bandwidth(imported: &CudaMemory, rounds: u32) -> io::Result<Answer> {
+fn bandwidth(imported: &CudaMemory, rounds: u32) -> io::Result<OrderResult> {
     let (device, size) = (imported.device(), imported.size());
     let (own, other) = (CudaMemory::new(device, size)?, CudaMemory::new(device, size)?);
     let ways = [(&own, &other), (&own, imported), (imported, &own)];
@@ -266,10 +266,10 @@ fn bandwidth(imported: &CudaMemory, rounds: u32) -> io::Result<Answer> {
         let size = size as f64;
         *rate = size * f64::from(rounds) / since.elapsed().as_secs_f64();
     }
-    Ok(Answer::Bandwidth { rates, size })
+    Ok(OrderResult::Bandwidth { rates, size })
 }
 
-fn ping(memory: &CudaMemory, rounds: u32) -> io::Result<Answer> {
+fn ping(memory: &CudaMemory, rounds: u32) -> io::Result<OrderResult> {
     let stream = CudaStream::new(memory.device())?;
     let mut times = Vec::new();
     for round in 1..=u64::from(rounds) {
@@ -280,7 +280,7 @@ fn ping(memory: &CudaMemory, rounds: u32) -> io::Result<Answer> {
         times.push(nanos(since));
     }
     times.truncate(TIMES_MAX);
-    Ok(Answer::Pinged { nanos: times })
+    Ok(OrderResult::Pinged { nanos: times })
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use super::finding::{CheckResult, Status};
+use super::finding::{CheckResult, CheckStatus};
 use super::pair::{DriverProcess, Pair, wrong_words};
 use super::plan::{Plan, StepResult};
-use super::wire::{Answer, Order, Transfer};
+use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
 
 /// Memory that was let go is free within this time, or it is kept somewhere.
@@ -50,7 +50,7 @@ fn is_of_a_driver(maps: &str) -> bool {
 /// The process between the two passes descriptors on and needs no driver for it.
 pub(super) fn without_the_driver() -> StepResult {
     let loaded = is_of_a_driver(&std::fs::read_to_string("/proc/self/maps")?);
-    let status = if loaded { Status::Fail } else { Status::Ok };
+    let status = if loaded { CheckStatus::Fail } else { CheckStatus::Ok };
     let word = if loaded { "has" } else { "has not" };
     Ok((
         status,
@@ -69,7 +69,7 @@ impl Plan<'_> {
         pair.importer.ask(&Order::Fill { seed: 2 })?;
         let back = wrong_words(&pair.exporter, 2)?;
         pair.let_go()?;
-        let status = if there + back == 0 { Status::Ok } else { Status::Fail };
+        let status = if there + back == 0 { CheckStatus::Ok } else { CheckStatus::Fail };
         let shown = format!("{there} of {} words wrong there, {back} back", offer.size / 4);
         Ok((status, shown, json!({ "size_bytes": offer.size, "wrong_there": there, "wrong_back": back })))
     }
@@ -100,7 +100,7 @@ impl Plan<'_> {
             "import_p50_ns": import.0, "import_p99_ns": import.1,
             "passed_p50_ns": all.0, "passed_p99_ns": all.1,
         });
-        Ok((Status::Ok, text, value))
+        Ok((CheckStatus::Ok, text, value))
     }
 
     pub(super) fn bandwidth(&mut self) -> StepResult {
@@ -108,14 +108,15 @@ impl Plan<'_> {
         let size = (self.most / 4 / self.piece * self.piece).max(self.piece);
         let offer = pair.make(Transfer::Vmm, size)?;
         pair.import(&offer)?;
-        let Answer::Bandwidth { rates, size } = pair.importer.ask(&Order::Bandwidth { rounds: COPIES })?
+        let OrderResult::Bandwidth { rates, size } =
+            pair.importer.ask(&Order::Bandwidth { rounds: COPIES })?
         else {
             bail!("a strange answer")
         };
         pair.let_go()?;
         let [own, from, to] = rates;
         let worst = from.min(to) / own;
-        let status = if worst >= BANDWIDTH_MIN { Status::Ok } else { Status::Note };
+        let status = if worst >= BANDWIDTH_MIN { CheckStatus::Ok } else { CheckStatus::Note };
         let rate = human::bytes_per_second;
         let text = format!(
             "own {}, from imported {}, to imported {}: at least {worst:.3} of it",
@@ -142,7 +143,7 @@ impl Plan<'_> {
                 .to_owned();
             self.findings.push(CheckResult {
                 id: "P4 namespaces".to_owned(),
-                status: Status::Skip,
+                status: CheckStatus::Skip,
                 shown,
                 value: Value::Null,
             });
@@ -181,11 +182,11 @@ impl Plan<'_> {
                     Pair { exporter: DriverProcess::start(&[])?, importer: DriverProcess::start_as(NOBODY)? };
                 if pair.importer.ask(&Order::Drop).is_err() {
                     let shown = "a process cannot become another user here: that takes CAP_SETUID".to_owned();
-                    return Ok((Status::Skip, shown, Value::Null));
+                    return Ok((CheckStatus::Skip, shown, Value::Null));
                 }
                 match plan.namespace(how, pair, false) {
                     Err(error) if how == Transfer::Legacy => {
-                        Ok((Status::Note, format!("refused: {error:#}"), json!({ "works": false })))
+                        Ok((CheckStatus::Note, format!("refused: {error:#}"), json!({ "works": false })))
                     }
                     seen => seen,
                 }
@@ -199,7 +200,7 @@ impl Plan<'_> {
         match pair.import(&offer) {
             Err(error) if equal_numbers => {
                 pair.let_go()?;
-                Ok((Status::Note, format!("refused, as it must be: {error}"), json!({ "works": false })))
+                Ok((CheckStatus::Note, format!("refused, as it must be: {error}"), json!({ "works": false })))
             }
             Err(error) => {
                 pair.let_go()?;
@@ -209,7 +210,7 @@ impl Plan<'_> {
             Ok(_) => {
                 let wrong = wrong_words(&pair.importer, 3)?;
                 pair.let_go()?;
-                let status = if wrong == 0 { Status::Ok } else { Status::Fail };
+                let status = if wrong == 0 { CheckStatus::Ok } else { CheckStatus::Fail };
                 Ok((status, format!("{wrong} words wrong"), json!({ "works": wrong == 0 })))
             }
         }
@@ -259,11 +260,11 @@ impl Plan<'_> {
             "memory is still in use; does another process use the device?"
         };
         let status = if works {
-            Status::Ok
+            CheckStatus::Ok
         } else if wrong == 0 {
-            Status::Note
+            CheckStatus::Note
         } else {
-            Status::Fail
+            CheckStatus::Fail
         };
         let text = format!("{wrong} words wrong after the exporter's death{kept}; {back}");
         let value = json!({ "wrong": wrong, "free_before_bytes": before, "free_after_bytes": after, "pinned": pinned });
@@ -281,7 +282,7 @@ impl Plan<'_> {
         pair.importer.ask(&Order::Fill { seed: 6 })?;
         let wrong = wrong + wrong_words(&pair.importer, 6)?;
         pair.importer.ask(&Order::Drop)?;
-        let status = if wrong == 0 { Status::Note } else { Status::Fail };
+        let status = if wrong == 0 { CheckStatus::Note } else { CheckStatus::Fail };
         let text = "an importer keeps its mapping after the exporter and all others have released the memory"
             .to_owned();
         Ok((status, text, json!({ "wrong": wrong })))
@@ -317,7 +318,7 @@ impl Plan<'_> {
         if pair.importer.answer().is_ok() {
             bail!("nothing was imported as memory");
         }
-        let status = if after <= before { Status::Ok } else { Status::Fail };
+        let status = if after <= before { CheckStatus::Ok } else { CheckStatus::Fail };
         let text = format!(
             "imported twice from one descriptor; {before} descriptors before and {after} after; what is none is refused"
         );
@@ -332,7 +333,7 @@ impl Plan<'_> {
         pair.import(&offer)?;
         pair.exporter.ask(&Order::Zero)?;
         pair.importer.order(&Order::Pong { rounds }, None)?;
-        let Answer::Pinged { nanos } = pair.exporter.ask(&Order::Ping { rounds })? else {
+        let OrderResult::Pinged { nanos } = pair.exporter.ask(&Order::Ping { rounds })? else {
             bail!("a strange answer")
         };
         pair.importer.answer()?;
@@ -341,7 +342,7 @@ impl Plan<'_> {
         let text =
             format!("there and back in {} (p99 {}), with the CPU's wait for it", shown(p50), shown(p99));
         Ok((
-            Status::Ok,
+            CheckStatus::Ok,
             text,
             json!({ "rounds": rounds, "round_trip_p50_ns": p50, "round_trip_p99_ns": p99 }),
         ))

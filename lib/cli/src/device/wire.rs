@@ -21,7 +21,7 @@ pub(super) enum Transfer {
 pub(super) enum Order {
     /// Tell what there is.
     Probe,
-    /// Allocate, and export: answered by [`Answer::Made`] and a descriptor.
+    /// Allocate, and export: answered by [`OrderResult::Made`] and a descriptor.
     Make { how: Transfer, size: u64 },
     /// Import what comes with it.
     Import { how: Transfer, size: u64, handle: Vec<u8> },
@@ -47,7 +47,7 @@ pub(super) enum Order {
 
 /// The answer of the process.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) enum Answer {
+pub(super) enum OrderResult {
     Probed {
         device: String,
         uuid: String,

@@ -8,7 +8,7 @@ use shmesh_sys::cgroup::{Level, Version};
 
 use super::mounts::{self, Mount};
 use super::source::{Source, Unknown, field, human};
-use super::{Finding, Status};
+use super::{Finding, FindingStatus};
 
 /// Below this, even a default link may not fit.
 const LITTLE: u64 = 64 << 20;
@@ -74,14 +74,14 @@ pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, Un
 
 /// The memory cgroup of this process, as far as it can be seen.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
+pub(super) struct CgroupMemory {
     /// Where the cgroup is mounted.
     place: CgroupPath,
     /// The levels, the process's own first.
     levels: Vec<Level>,
 }
 
-impl Memory {
+impl CgroupMemory {
     /// The smallest room among the levels; `None` without any limit.
     pub(super) fn room(&self) -> Option<u64> {
         self.levels.iter().filter_map(Level::room).min()
@@ -94,15 +94,15 @@ impl Memory {
 }
 
 /// Reads the memory cgroup and its visible ancestors.
-pub(super) fn memory(source: &Source) -> Result<Memory, Unknown> {
+pub(super) fn memory(source: &Source) -> Result<CgroupMemory, Unknown> {
     let place = locate(source, "memory")?;
     let version = if place.version == 1 { Version::V1 } else { Version::V2 };
     let levels = place.dirs.iter().filter_map(|dir| Level::read(&source.place(dir), version)).collect();
-    Ok(Memory { place, levels })
+    Ok(CgroupMemory { place, levels })
 }
 
 /// What the memory cgroup means for links.
-pub(super) fn finding(memory: &Result<Memory, Unknown>) -> Finding {
+pub(super) fn finding(memory: &Result<CgroupMemory, Unknown>) -> Finding {
     const ID: &str = "memory.cgroup";
     let memory = match memory {
         Ok(memory) => memory,
@@ -125,7 +125,7 @@ pub(super) fn finding(memory: &Result<Memory, Unknown>) -> Finding {
     let (Some(limit), Some(room)) = (memory.limit(), memory.room()) else {
         let means = "No memory limit is visible here: links may take what the node has and are charged to \
                      whoever touches them first; in a pod, set a memory limit that covers them.";
-        return Finding::new(ID, Status::Note, value, format!("v{version}, no limit"), means);
+        return Finding::new(ID, FindingStatus::Note, value, format!("v{version}, no limit"), means);
     };
     let shown = format!("v{version}, limit {}, room {}", human(limit), human(room));
     let (status, means) = if room < LITTLE {
@@ -134,14 +134,14 @@ pub(super) fn finding(memory: &Result<Memory, Unknown>) -> Finding {
              raise the container's memory limit or let the sidecar make the link.",
             human(room)
         );
-        (Status::Warn, means)
+        (FindingStatus::Warn, means)
     } else {
         let means = format!(
             "Links made by this container may take {} more; fallocate beyond that is an OOM kill, not an \
              error, and a pod limit above the container's may be smaller still.",
             human(room)
         );
-        (Status::Ok, means)
+        (FindingStatus::Ok, means)
     };
     Finding::new(ID, status, value, shown, means)
 }
@@ -172,7 +172,7 @@ pub(super) fn node_finding(node: &Result<NodeMemory, Unknown>) -> Finding {
         Err(why) => Finding::unknown(ID, why, "The node's memory bounds all links together."),
         Ok(node) => Finding::new(
             ID,
-            if node.available < LITTLE { Status::Warn } else { Status::Ok },
+            if node.available < LITTLE { FindingStatus::Warn } else { FindingStatus::Ok },
             json!({ "total_bytes": node.total, "available_bytes": node.available }),
             format!("{}, {} available", human(node.total), human(node.available)),
             "All links of all pods on this node share what is available; shared pages are freed only by \

@@ -15,7 +15,7 @@ fn v2_private_namespace() {
     let memory = memory(&tree.source());
     assert_eq!(memory.as_ref().unwrap().room(), Some(((256 - 100 + 20) << 20) + 5));
     let found = finding(&memory);
-    assert_eq!(found.status, Status::Ok);
+    assert_eq!(found.status, FindingStatus::Ok);
     assert_eq!(found.value["limit_bytes"], 268_435_456_u64);
     assert_eq!(found.shown, "v2, limit 256 MiB, room 176 MiB");
 }
@@ -35,7 +35,7 @@ fn v2_limit_is_the_smallest_of_all_ancestors() {
     let memory = memory(&tree.source());
     assert_eq!(memory.as_ref().unwrap().place.dirs.len(), 4);
     assert_eq!(memory.as_ref().unwrap().room(), Some(16 << 20));
-    assert_eq!(finding(&memory).status, Status::Warn);
+    assert_eq!(finding(&memory).status, FindingStatus::Warn);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn v2_without_a_limit() {
     tree.file("sys/fs/cgroup/user.slice/memory.max", "max\n");
     tree.file("sys/fs/cgroup/user.slice/memory.current", "5\n");
     let found = finding(&memory(&tree.source()));
-    assert_eq!((found.status, found.shown.as_str()), (Status::Note, "v2, no limit"));
+    assert_eq!((found.status, found.shown.as_str()), (FindingStatus::Note, "v2, no limit"));
     assert!(found.value["room_bytes"].is_null());
     assert_eq!(found.value["used_bytes"], 5);
 }
@@ -100,7 +100,7 @@ fn memberships() {
 fn nothing_to_read() {
     let tree = Tree::new();
     let found = finding(&memory(&tree.source()));
-    assert_eq!(found.status, Status::Note);
+    assert_eq!(found.status, FindingStatus::Note);
     assert!(found.value["unknown"].as_str().unwrap().contains("/proc/self/cgroup"));
     tree.file("proc/self/cgroup", "0::/\n").file("proc/self/mountinfo", "");
     assert!(memory(&tree.source()).unwrap_err().0.contains("not mounted"));
@@ -109,7 +109,7 @@ fn nothing_to_read() {
 #[test]
 fn node() {
     let tree = Tree::new();
-    assert_eq!(node_finding(&node_memory(&tree.source())).status, Status::Note);
+    assert_eq!(node_finding(&node_memory(&tree.source())).status, FindingStatus::Note);
     tree.file("proc/meminfo", "MemTotal:       24684096 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n");
     assert_eq!(node_memory(&tree.source()).unwrap().available, 20_000_000 * 1024);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::source::{Source, Unknown, field};
-use super::{Finding, Status, cgroup};
+use super::{Finding, FindingStatus, cgroup};
 
 /// More CPUs than any kernel is built for: bounds what a strange list can make of memory.
 const MOST_CPUS: u32 = 1 << 16;
@@ -118,16 +118,16 @@ fn core_finding(cores: &Cores) -> Finding {
              for, so set spin_us: 0 (sleep at once) or allow two cores.",
             decimal(usable)
         );
-        (Status::Warn, means)
+        (FindingStatus::Warn, means)
     } else if cores.quota.is_some_and(|quota| quota <= usable) {
         let means = "Two peers can spin, but spinning spends the quota and a throttled peer stalls for tens \
                      of milliseconds: keep spin_us small, or give whole cores (Guaranteed pod, static CPU \
                      manager)."
             .to_owned();
-        (Status::Note, means)
+        (FindingStatus::Note, means)
     } else {
         (
-            Status::Ok,
+            FindingStatus::Ok,
             "Two peers can each spin on a core of their own: a message then takes well under a microsecond."
                 .to_owned(),
         )
@@ -168,9 +168,9 @@ fn kernel(source: &Source) -> Finding {
     .collect();
     let value = json!({ "release": release, "major": version.0, "minor": version.1, "missing": missing });
     let (status, means) = match missing.as_slice() {
-        [] => (Status::Ok, "The kernel has everything links use.".to_owned()),
+        [] => (FindingStatus::Ok, "The kernel has everything links use.".to_owned()),
         some => {
-            let status = if version < (5, 3) { Status::Warn } else { Status::Note };
+            let status = if version < (5, 3) { FindingStatus::Warn } else { FindingStatus::Note };
             (
                 status,
                 format!(
@@ -207,7 +207,7 @@ fn machine(source: &Source, cores: &Cores) -> Finding {
         }
         Ok(false) => Finding::new(
             ID,
-            Status::Ok,
+            FindingStatus::Ok,
             json!(false),
             "no",
             "Waking a sleeping peer costs a few microseconds.",
@@ -222,7 +222,7 @@ fn machine(source: &Source, cores: &Cores) -> Finding {
             let means = format!(
                 "Waking a sleeping peer costs 40-70 µs in a virtual machine (a spinning one 0.3 µs): {spin}."
             );
-            Finding::new(ID, Status::Note, json!(true), "yes", means)
+            Finding::new(ID, FindingStatus::Note, json!(true), "yes", means)
         }
     }
 }

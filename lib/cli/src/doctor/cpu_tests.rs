@@ -34,11 +34,15 @@ fn v2_quota_of_the_smallest_level() {
     tree.file("sys/fs/cgroup/pod/app/cpu.max", "max 100000\n");
     tree.file("sys/fs/cgroup/pod/cpu.max", "150000 100000\n");
     let found = core_finding(&cores(&tree, "0-7"));
-    assert_eq!((found.status, found.shown.as_str()), (Status::Warn, "8 online, 8 allowed, quota 1.5"));
+    assert_eq!((found.status, found.shown.as_str()), (FindingStatus::Warn, "8 online, 8 allowed, quota 1.5"));
     assert!(found.means.contains("spin_us: 0"));
     tree.file("sys/fs/cgroup/pod/cpu.max", "400000 100000\n");
-    assert_eq!(core_finding(&cores(&tree, "0-7")).status, Status::Note);
-    assert_eq!(core_finding(&cores(&tree, "0-1")).status, Status::Ok, "the mask binds before the quota");
+    assert_eq!(core_finding(&cores(&tree, "0-7")).status, FindingStatus::Note);
+    assert_eq!(
+        core_finding(&cores(&tree, "0-1")).status,
+        FindingStatus::Ok,
+        "the mask binds before the quota"
+    );
 }
 
 #[test]
@@ -59,7 +63,7 @@ fn v1_quota() {
 #[test]
 fn masks() {
     let tree = Tree::new();
-    assert_eq!(core_finding(&cores(&tree, "3")).status, Status::Warn);
+    assert_eq!(core_finding(&cores(&tree, "3")).status, FindingStatus::Warn);
     assert_eq!(core_finding(&cores(&tree, "6-9")).value["allowed"], 2, "cores that are off do not count");
     let nothing = Cores::gather(&Tree::new().source(), &Err(Unknown("x".into())));
     assert!(core_finding(&nothing).value["unknown"].is_string());
@@ -72,9 +76,11 @@ fn kernels() {
     assert_eq!(version("linux"), None);
     let tree = Tree::new();
     assert!(kernel(&tree.source()).value["unknown"].is_string());
-    for (release, status, missing) in
-        [("6.5.0", Status::Ok, 0), ("5.15.0-1-aws", Status::Note, 2), ("4.18.0-553.el8", Status::Warn, 5)]
-    {
+    for (release, status, missing) in [
+        ("6.5.0", FindingStatus::Ok, 0),
+        ("5.15.0-1-aws", FindingStatus::Note, 2),
+        ("4.18.0-553.el8", FindingStatus::Warn, 5),
+    ] {
         tree.file("proc/sys/kernel/osrelease", release);
         let found = kernel(&tree.source());
         assert_eq!((found.status, found.value["missing"].as_array().unwrap().len()), (status, missing));

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use shmesh_sys::errno::{self, Errno};
 use shmesh_sys::file;
-use shmesh_sys::mount::{Kind, file_system};
+use shmesh_sys::mount::{FsKind, file_system};
 
 use super::mounts::{self, Mount};
 use super::source::{Source, Unknown};
 
 /// Mode and owner of the directory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Owner {
+pub(super) struct DirOwner {
     /// Permission bits with setuid, setgid and sticky.
     pub(super) mode: u32,
     /// The user who owns it.
@@ -50,7 +50,7 @@ pub(super) struct Facts {
     /// As the user named it.
     pub(super) dir: PathBuf,
     /// Mode and owner of the directory.
-    pub(super) owner: Result<Owner, Unknown>,
+    pub(super) owner: Result<DirOwner, Unknown>,
     /// Space in the file system.
     pub(super) space: Result<Space, Unknown>,
     /// What it is seen through, and how many mounts lie hidden there.
@@ -77,21 +77,21 @@ impl Facts {
 }
 
 /// Mode and owner, if it is a directory.
-fn owner(dir: &Path) -> Result<Owner, Unknown> {
+fn owner(dir: &Path) -> Result<DirOwner, Unknown> {
     let meta = std::fs::metadata(dir).map_err(|why| Unknown(why.to_string()))?;
     if !meta.is_dir() {
         return Err(Unknown("not a directory".into()));
     }
-    Ok(Owner { mode: meta.mode() & 0o7777, uid: meta.uid(), gid: meta.gid() })
+    Ok(DirOwner { mode: meta.mode() & 0o7777, uid: meta.uid(), gid: meta.gid() })
 }
 
 /// Asks the file system.
 fn space(dir: &Path) -> Result<Space, Unknown> {
     let found = file_system(dir).map_err(|why| Unknown(format!("statfs: {}", why.desc())))?;
     let kind = match found.kind {
-        Kind::Tmpfs => "tmpfs".to_owned(),
-        Kind::Hugetlbfs => "hugetlbfs".to_owned(),
-        Kind::Other(magic) => format!("{magic:#x}"),
+        FsKind::Tmpfs => "tmpfs".to_owned(),
+        FsKind::Hugetlbfs => "hugetlbfs".to_owned(),
+        FsKind::Other(magic) => format!("{magic:#x}"),
     };
     // tmpfs mounted with size=0 or nr_inodes=0 has no limit and says 0 for the total.
     let limited = |total: u64, amount: u64| (total > 0).then_some(amount);
@@ -131,7 +131,7 @@ fn scratch(dir: &Path) -> Scratch {
 mod tests {
     use super::*;
     use crate::doctor::tests::Tree;
-    use crate::doctor::{Status, shm};
+    use crate::doctor::{FindingStatus, shm};
 
     #[test]
     fn real_directories() {
@@ -145,7 +145,7 @@ mod tests {
 
         let missing = Facts::gather(&tree.source(), &dir.path().join("none"));
         let found = shm::findings(&missing);
-        assert_eq!((found.len(), found[0].status), (1, Status::Fail));
+        assert_eq!((found.len(), found[0].status), (1, FindingStatus::Fail));
         std::fs::write(dir.path().join("file"), "").unwrap();
         let found = shm::findings(&Facts::gather(&tree.source(), &dir.path().join("file")));
         assert_eq!(found[0].value["reason"], "not a directory");

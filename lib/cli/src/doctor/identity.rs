@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::source::{Source, Unknown, field};
-use super::{Finding, Status};
+use super::{Finding, FindingStatus};
 
 /// Locks memory past RLIMIT_MEMLOCK.
 pub(super) const CAP_IPC_LOCK: u32 = 14;
@@ -52,12 +52,12 @@ fn user(status: &Result<String, Unknown>) -> Finding {
     };
     let (status, means) = match uid {
         0 => (
-            Status::Note,
+            FindingStatus::Note,
             "Root is not needed, and its segments (mode 0600) are closed to other uids unless they are given \
              a group: run makers and peers as ordinary users.",
         ),
         _ => (
-            Status::Ok,
+            FindingStatus::Ok,
             "Named segments belong to this uid; a peer with another one needs the directory's group and mode \
              0660, or a broker that passes descriptors.",
         ),
@@ -80,7 +80,7 @@ fn capabilities(status: &Result<String, Unknown>) -> Finding {
             };
             let value = json!({ "effective": format!("{set:016x}"), "count": set.count_ones() });
             let shown = format!("{} effective ({set:#x}), not needed", set.count_ones());
-            Finding::new(ID, Status::Ok, value, shown, means)
+            Finding::new(ID, FindingStatus::Ok, value, shown, means)
         }
         Err(why) => Finding::unknown(ID, &why, "Links need none."),
     }
@@ -98,7 +98,7 @@ fn protected_regular(source: &Source) -> Finding {
                      program that says shm_open(O_CREAT) to join gets EACCES."
                 }
             };
-            Finding::new(ID, Status::Ok, json!(level), level.to_string(), means)
+            Finding::new(ID, FindingStatus::Ok, json!(level), level.to_string(), means)
         }
         Err(why) => Finding::unknown(ID, &why, "Join segments of other uids without O_CREAT."),
     }
@@ -122,7 +122,7 @@ CapEff:\t0000000000004001
         let found = user(&Ok(POD.into()));
         assert_eq!(
             (found.status, found.shown.as_str()),
-            (Status::Ok, "uid 10002, gid 10003, groups 60001,70001")
+            (FindingStatus::Ok, "uid 10002, gid 10003, groups 60001,70001")
         );
         let found = capabilities(&Ok(POD.into()));
         assert_eq!(found.value, json!({ "effective": "0000000000004001", "count": 2 }));
@@ -133,7 +133,10 @@ CapEff:\t0000000000004001
     #[test]
     fn root_without_groups() {
         let found = user(&Ok("Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t \n".into()));
-        assert_eq!((found.status, found.shown.as_str()), (Status::Note, "uid 0, gid 0, no other groups"));
+        assert_eq!(
+            (found.status, found.shown.as_str()),
+            (FindingStatus::Note, "uid 0, gid 0, no other groups")
+        );
     }
 
     #[test]

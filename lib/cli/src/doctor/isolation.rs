@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::source::{Source, Unknown, field};
-use super::{Finding, Status};
+use super::{Finding, FindingStatus};
 
 /// Where the plugin's identity service listens when a container may use it.
 const AGENT: &str = "/run/shmesh/agent/agent.sock";
@@ -43,17 +43,17 @@ fn seccomp(status: &Result<String, Unknown>) -> Finding {
     let (word, status, means) = match mode {
         0 => (
             "off",
-            Status::Ok,
+            FindingStatus::Ok,
             "No system call is filtered; links work under RuntimeDefault too, so set that in pods.",
         ),
         1 => (
             "strict",
-            Status::Warn,
+            FindingStatus::Warn,
             "Only read, write and exit are allowed; links cannot be made by such a process.",
         ),
         _ => (
             "filter",
-            Status::Ok,
+            FindingStatus::Ok,
             "System calls are filtered; those that links need are tried below, and RuntimeDefault allows \
              them all.",
         ),
@@ -67,7 +67,7 @@ fn no_new_privs(status: &Result<String, Unknown>) -> Finding {
     match number(status, "NoNewPrivs") {
         Ok(set) => Finding::new(
             ID,
-            Status::Ok,
+            FindingStatus::Ok,
             json!(set == 1),
             if set == 1 { "set" } else { "not set" },
             "Links need no privileges and work either way (allowPrivilegeEscalation: false is fine).",
@@ -113,13 +113,13 @@ fn pid_namespace(source: &Source) -> Finding {
     });
     let (status, means) = if initial {
         (
-            Status::Ok,
+            FindingStatus::Ok,
             "PIDs of every container on this machine can be judged here: a broker resolves its peers alone."
                 .to_owned(),
         )
     } else if agent {
         (
-            Status::Ok,
+            FindingStatus::Ok,
             format!(
                 "A process of another container is pid 0 here, but the identity service at {AGENT} names it \
                  for the broker."
@@ -131,7 +131,7 @@ fn pid_namespace(source: &Source) -> Finding {
              concerned, but device keys cannot be granted to a PID; request a shmesh.io pool so that the \
              plugin mounts {AGENT}."
         );
-        (Status::Note, means)
+        (FindingStatus::Note, means)
     };
     Finding::new(ID, status, value, shown(inode, initial), means)
 }
@@ -154,10 +154,10 @@ fn user_namespace(source: &Source) -> Finding {
     let map: Vec<_> = map.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     let value = json!({ "inode": inode, "initial": initial, "uid_map": map, "maps_all_uids": identity });
     let (status, means) = if identity {
-        (Status::Ok, "Uids are the host's: file modes and peers' uids mean what they say.")
+        (FindingStatus::Ok, "Uids are the host's: file modes and peers' uids mean what they say.")
     } else {
         (
-            Status::Note,
+            FindingStatus::Note,
             "Uids of other pods look like 65534 here, so a group cannot protect a shared directory unless \
              its mount is idmapped, as Allocate mounts are; identity comes from the plugin's service, never \
              from the uid.",
@@ -175,7 +175,7 @@ fn ipc_namespace(source: &Source) -> Finding {
         Ok(inode) => {
             let initial = inode == INITIAL_IPC;
             let value = json!({ "inode": inode, "initial": initial });
-            Finding::new(ID, Status::Ok, value, shown(inode, initial), means)
+            Finding::new(ID, FindingStatus::Ok, value, shown(inode, initial), means)
         }
         Err(why) => Finding::unknown(ID, &why, means),
     }
@@ -195,7 +195,7 @@ fn cgroup_namespace(source: &Source) -> Finding {
                 }
             };
             let value = json!({ "inode": inode, "initial": initial });
-            Finding::new(ID, Status::Ok, value, shown(inode, initial), means)
+            Finding::new(ID, FindingStatus::Ok, value, shown(inode, initial), means)
         }
         Err(why) => Finding::unknown(ID, &why, "Limits above this container may be invisible."),
     }
@@ -219,9 +219,9 @@ mod tests {
         assert!(pid_namespace(&tree.source()).value["unknown"].is_string());
         tree.link("proc/self/ns/pid", "pid:[4026533001]");
         let found = pid_namespace(&tree.source());
-        assert_eq!((found.status, &found.value["can_judge_pids"]), (Status::Note, &json!(false)));
+        assert_eq!((found.status, &found.value["can_judge_pids"]), (FindingStatus::Note, &json!(false)));
         tree.file("run/shmesh/agent/agent.sock", "");
-        assert_eq!(pid_namespace(&tree.source()).status, Status::Ok);
+        assert_eq!(pid_namespace(&tree.source()).status, FindingStatus::Ok);
         let tree = Tree::new();
         tree.link("proc/self/ns/pid", "pid:[4026531836]");
         assert_eq!(pid_namespace(&tree.source()).shown, "initial (4026531836)");
@@ -236,7 +236,10 @@ mod tests {
         let tree = Tree::new();
         tree.link("proc/self/ns/user", "user:[4026533002]").file("proc/self/uid_map", "0 2500591616 65536\n");
         let found = user_namespace(&tree.source());
-        assert_eq!((found.status, &found.value["uid_map"][0]), (Status::Note, &json!("0 2500591616 65536")));
+        assert_eq!(
+            (found.status, &found.value["uid_map"][0]),
+            (FindingStatus::Note, &json!("0 2500591616 65536"))
+        );
     }
 
     #[test]
@@ -244,7 +247,7 @@ mod tests {
         let status = Ok("Name:\tx\nNoNewPrivs:\t1\nSeccomp:\t2\nSeccomp_filters:\t1\n".to_owned());
         assert_eq!(seccomp(&status).shown, "filter");
         assert_eq!(no_new_privs(&status).value, json!(true));
-        assert_eq!(seccomp(&Ok("Seccomp:\t1\n".into())).status, Status::Warn);
+        assert_eq!(seccomp(&Ok("Seccomp:\t1\n".into())).status, FindingStatus::Warn);
         assert!(seccomp(&Ok(String::new())).value["unknown"].is_string());
         assert!(no_new_privs(&Err(Unknown("gone".into()))).value["unknown"].is_string());
     }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::identity::{self, CAP_IPC_LOCK};
 use super::source::{Source, Unknown, human};
-use super::{Finding, Status, isolation};
+use super::{Finding, FindingStatus, isolation};
 
 /// Descriptors a participant holds per link: six segments, the lock file, its bell and the sidecar's connection, and some
 /// room for the bells of others, or for what a link without names takes.
@@ -66,14 +66,14 @@ fn memlock(limit: Result<Limit, Unknown>, may_lock: bool) -> Finding {
                  them.",
                 human(soft)
             );
-            Finding::new(ID, Status::Note, value, human(soft), means)
+            Finding::new(ID, FindingStatus::Note, value, human(soft), means)
         }
         soft => {
             let shown =
                 soft.map_or("unlimited".into(), |soft| format!("{}, lifted by CAP_IPC_LOCK", human(soft)));
             Finding::new(
                 ID,
-                Status::Ok,
+                FindingStatus::Ok,
                 value,
                 shown,
                 "Pools of any size can be locked or pinned for a device.",
@@ -99,14 +99,14 @@ fn nofile(limit: Result<Limit, Unknown>) -> Finding {
     let Some(soft) = limit.soft else {
         return Finding::new(
             ID,
-            Status::Ok,
+            FindingStatus::Ok,
             value,
             "unlimited",
             "Descriptors do not bound the number of links.",
         );
     };
     let links = soft / FDS_PER_LINK;
-    let status = if soft < FEW_FILES { Status::Warn } else { Status::Ok };
+    let status = if soft < FEW_FILES { FindingStatus::Warn } else { FindingStatus::Ok };
     let mut means = format!(
         "Room for about {links} links in one process, at {FDS_PER_LINK} descriptors each; beyond the limit, \
          creating and attaching fail."
@@ -145,20 +145,26 @@ Max locked memory         8388608              unlimited            bytes
         let tree = Tree::new();
         tree.file("proc/self/limits", TEXT);
         let found = findings(&tree.source(), &Ok("CapEff:\t0000000000000000\n".into()));
-        assert_eq!((found[0].status, found[0].shown.as_str()), (Status::Note, "8 MiB"));
+        assert_eq!((found[0].status, found[0].shown.as_str()), (FindingStatus::Note, "8 MiB"));
         assert!(found[1].means.starts_with("Room for about 64 links"));
         assert!(found[1].means.contains("raise it to 524288"));
         let capable = Ok("CapEff:\t0000000000004000\n".into());
-        assert_eq!(findings(&tree.source(), &capable)[0].status, Status::Note, "root of a user namespace");
+        assert_eq!(
+            findings(&tree.source(), &capable)[0].status,
+            FindingStatus::Note,
+            "root of a user namespace"
+        );
         tree.link("proc/self/ns/user", "user:[4026531837]");
-        assert_eq!(findings(&tree.source(), &capable)[0].status, Status::Ok);
+        assert_eq!(findings(&tree.source(), &capable)[0].status, FindingStatus::Ok);
         let few = nofile(Ok(Limit { soft: Some(100), hard: Some(100) }));
-        assert_eq!(few.status, Status::Warn);
+        assert_eq!(few.status, FindingStatus::Warn);
     }
 
     #[test]
     fn missing() {
         let found = findings(&Tree::new().source(), &Err(Unknown("x".into())));
-        assert!(found.iter().all(|one| one.status == Status::Note && one.value["unknown"].is_string()));
+        assert!(
+            found.iter().all(|one| one.status == FindingStatus::Note && one.value["unknown"].is_string())
+        );
     }
 }

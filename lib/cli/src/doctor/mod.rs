@@ -27,6 +27,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use source::{Source, Unknown};
 
+use crate::args::Output;
+
 /// A way to open a pidfd by number, for tests that refuse it.
 pub(crate) type PidfdOpen = fn(u32) -> std::io::Result<OwnedFd>;
 
@@ -37,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", env = "SHMESH_DIR", default_value = "/dev/shm")]
     pub(crate) dir: PathBuf,
     /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = Output::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     pub(crate) output: Output,
     /// Check whether links of this total size fit: bytes, or a quantity such as 512Mi
     #[arg(long, value_name = "N", value_parser = source::parse_bytes)]
@@ -45,15 +47,6 @@ pub(crate) struct Args {
     /// Tries `pidfd_open`; without it the answer is inferred.
     #[arg(skip)]
     pub(crate) pidfd_open: Option<PidfdOpen>,
-}
-
-/// How to print the findings.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Output {
-    /// For people: aligned lines and sentences
-    Text,
-    /// For programs: one JSON object
-    Json,
 }
 
 /// What the command's exit status says.
@@ -77,7 +70,7 @@ impl From<ExitVerdict> for ExitCode {
 /// How good a finding is for links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Status {
+enum FindingStatus {
     /// As links want it.
     Ok,
     /// Worth knowing; nothing is lost.
@@ -88,7 +81,7 @@ enum Status {
     Fail,
 }
 
-impl Status {
+impl FindingStatus {
     /// The word that is printed.
     fn word(self) -> &'static str {
         match self {
@@ -108,7 +101,7 @@ struct Finding {
     /// The fact for programs; `{"unknown": reason}` where it could not be learnt.
     value: Value,
     /// How good it is for links.
-    status: Status,
+    status: FindingStatus,
     /// What follows for links, and the remedy.
     means: String,
     /// The fact for people.
@@ -120,7 +113,7 @@ impl Finding {
     /// A fact that was learnt.
     fn new(
         id: &'static str,
-        status: Status,
+        status: FindingStatus,
         value: Value,
         shown: impl Into<String>,
         means: impl Into<String>,
@@ -130,7 +123,7 @@ impl Finding {
 
     /// A fact that could not be learnt; `means` says what to do without it.
     fn unknown(id: &'static str, why: &Unknown, means: impl Into<String>) -> Self {
-        Self::new(id, Status::Note, json!({ "unknown": why.0 }), format!("unknown ({why})"), means)
+        Self::new(id, FindingStatus::Note, json!({ "unknown": why.0 }), format!("unknown ({why})"), means)
     }
 }
 
@@ -146,7 +139,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitVerdic
 
 /// Links work unless a finding says that they cannot.
 fn verdict(findings: &[Finding]) -> ExitVerdict {
-    match findings.iter().any(|finding| finding.status == Status::Fail) {
+    match findings.iter().any(|finding| finding.status == FindingStatus::Fail) {
         true => ExitVerdict::Fails,
         false => ExitVerdict::Works,
     }
@@ -168,7 +161,7 @@ fn collect(source: &Source, dir: &Path, need: Option<u64>, pidfd_open: Option<Pi
         let free = facts.space.as_ref().ok().and_then(|space| space.free);
         let room = memory.as_ref().ok().and_then(|memory| memory.room());
         let available = node.as_ref().ok().map(|node| node.available);
-        findings.push(need::finding(&need::Question { need, free, room, available }));
+        findings.push(need::finding(&need::Capacity { need, free, room, available }));
     }
     findings.extend(limits::findings(source, &status));
     findings.extend(pages::findings(source, facts.mount()));

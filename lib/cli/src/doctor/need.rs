@@ -3,11 +3,11 @@
 use serde_json::json;
 
 use super::source::human;
-use super::{Finding, Status};
+use super::{Finding, FindingStatus};
 
 /// What is needed and what is there; `None` is without a limit, or unknown.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Question {
+pub(super) struct Capacity {
     /// Bytes of all links together.
     pub(super) need: u64,
     /// Free in the IPC directory.
@@ -19,8 +19,8 @@ pub(super) struct Question {
 }
 
 /// The finding that answers the question.
-pub(super) fn finding(question: &Question) -> Finding {
-    let Question { need, free, room, available } = *question;
+pub(super) fn finding(capacity: &Capacity) -> Finding {
+    let Capacity { need, free, room, available } = *capacity;
     let short = |have: Option<u64>| have.filter(|have| *have < need);
     let mut reasons = Vec::new();
     if let Some(have) = short(room) {
@@ -50,10 +50,10 @@ pub(super) fn finding(question: &Question) -> Finding {
     if reasons.is_empty() {
         let means = "Links of this size fit now, if this container makes them; in a pod the sidecar makes \
                      and pays for them, so ask there.";
-        Finding::new("links.need", Status::Ok, value, format!("{shown}, fits"), means)
+        Finding::new("links.need", FindingStatus::Ok, value, format!("{shown}, fits"), means)
     } else {
         let means = format!("They do not fit: {}.", reasons.join("; "));
-        Finding::new("links.need", Status::Fail, value, format!("{shown}, does not fit"), means)
+        Finding::new("links.need", FindingStatus::Fail, value, format!("{shown}, does not fit"), means)
     }
 }
 
@@ -62,24 +62,24 @@ mod tests {
     use super::*;
 
     fn ask(need: u64, free: Option<u64>, room: Option<u64>, available: Option<u64>) -> Finding {
-        finding(&Question { need, free, room, available })
+        finding(&Capacity { need, free, room, available })
     }
 
     #[test]
     fn exactly_fits() {
-        assert_eq!(ask(10, Some(10), Some(10), Some(10)).status, Status::Ok);
-        assert_eq!(ask(u64::MAX, None, None, None).status, Status::Ok);
-        assert_eq!(ask(0, Some(0), Some(0), Some(0)).status, Status::Ok);
+        assert_eq!(ask(10, Some(10), Some(10), Some(10)).status, FindingStatus::Ok);
+        assert_eq!(ask(u64::MAX, None, None, None).status, FindingStatus::Ok);
+        assert_eq!(ask(0, Some(0), Some(0), Some(0)).status, FindingStatus::Ok);
     }
 
     #[test]
     fn each_shortage_is_reported() {
         let found = ask(11, Some(10), Some(10), Some(10));
-        assert_eq!((found.status, &found.value["fits"]), (Status::Fail, &json!(false)));
+        assert_eq!((found.status, &found.value["fits"]), (FindingStatus::Fail, &json!(false)));
         for word in ["OOM kill", "node has only", "backing: memfd"] {
             assert!(found.means.contains(word), "{word}");
         }
         assert!(!ask(11, None, Some(10), None).means.contains("memfd"));
-        assert_eq!(ask(11, Some(10), None, None).status, Status::Fail);
+        assert_eq!(ask(11, Some(10), None, None).status, FindingStatus::Fail);
     }
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::mounts::Mount;
 use super::source::{Source, human};
-use super::{Finding, Status, cgroup};
+use super::{Finding, FindingStatus, cgroup};
 
 /// Where the kernel lists its huge page pools.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
@@ -13,7 +13,7 @@ const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// One size of hugetlb pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pool {
+struct HugePagePool {
     /// Size of a page in bytes.
     page: u64,
     /// Number of reserved pages.
@@ -24,7 +24,7 @@ struct Pool {
     allowed: Option<u64>,
 }
 
-impl Pool {
+impl HugePagePool {
     /// Bytes a link could have.
     fn usable(&self) -> u64 {
         let bytes = self.free.saturating_mul(self.page);
@@ -60,11 +60,11 @@ fn allowed(source: &Source, page: u64) -> Option<u64> {
 }
 
 /// Reads one pool of huge pages.
-fn pool(source: &Source, name: &str) -> Option<Pool> {
+fn pool(source: &Source, name: &str) -> Option<HugePagePool> {
     let page = page_bytes(name)?;
     let number = |file: &str| source.number(format!("{POOLS}/{name}/{file}")).ok();
     let free = number("free_hugepages")?.saturating_sub(number("resv_hugepages").unwrap_or_default());
-    Some(Pool { page, total: number("nr_hugepages")?, free, allowed: allowed(source, page) })
+    Some(HugePagePool { page, total: number("nr_hugepages")?, free, allowed: allowed(source, page) })
 }
 
 /// Both kinds of huge pages. `mount` is what the IPC directory is seen through.
@@ -79,7 +79,7 @@ fn hugetlb(source: &Source) -> Finding {
         Ok(names) => names,
         Err(why) => return Finding::unknown(ID, &why, "Do not count on `huge_pages: hugetlb`."),
     };
-    let pools: Vec<Pool> = names.iter().filter_map(|name| pool(source, name)).collect();
+    let pools: Vec<HugePagePool> = names.iter().filter_map(|name| pool(source, name)).collect();
     let value = json!({ "sizes": pools.iter().map(|pool| json!({
         "page_bytes": pool.page, "total_pages": pool.total, "free_pages": pool.free,
         "cgroup_limit_bytes": pool.allowed,
@@ -97,7 +97,7 @@ fn hugetlb(source: &Source) -> Finding {
             human(best.page),
             cgroup_name(best.page).trim_end_matches('B'),
         );
-        return Finding::new(ID, Status::Ok, value, shown, means);
+        return Finding::new(ID, FindingStatus::Ok, value, shown, means);
     }
     let means = if pools.iter().any(|pool| pool.free > 0) {
         "The node has free huge pages but this container's cgroup allows none: request hugepages-2Mi in the \
@@ -106,7 +106,7 @@ fn hugetlb(source: &Source) -> Finding {
         "`huge_pages: hugetlb` is refused at start: the node sets none aside (vm.nr_hugepages, then \
          hugepages-2Mi in the pod); ordinary pages work."
     };
-    Finding::new(ID, Status::Note, value, shown, means)
+    Finding::new(ID, FindingStatus::Note, value, shown, means)
 }
 
 /// The word in brackets: `always within_size advise [never] deny force`.
@@ -137,13 +137,13 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
     let shown = format!("memfd {memfd}, directory {dir}");
     let (status, means) = match (effect(memfd), effect(dir)) {
         (Effect::None, Effect::None) if general != "deny" && can_collapse(source) => (
-            Status::Ok,
+            FindingStatus::Ok,
             "`huge_pages: transparent` works: the creator of a link collapses its pages into huge ones (Linux \
              6.1 or later), whatever shmem_enabled says. Other links stay on small pages."
                 .to_owned(),
         ),
         (Effect::None, Effect::None) => (
-            Status::Note,
+            FindingStatus::Note,
             format!(
                 "`huge_pages: transparent` changes nothing here: segments stay on small pages, so prefault \
                  them (a peer's first touch of 148 MiB is 38 ms instead of 1 ms); remedy: write `advise` to \
@@ -151,18 +151,18 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
             ),
         ),
         (Effect::None, _) => (
-            Status::Ok,
+            FindingStatus::Ok,
             "`huge_pages: transparent` works for named segments in the directory, not for memfd segments."
                 .to_owned(),
         ),
         (memfd, Effect::None) => (
-            Status::Ok,
+            FindingStatus::Ok,
             format!(
                 "{} Named segments in the directory stay on small pages (mount option huge=).",
                 memfd.sentence()
             ),
         ),
-        (memfd, _) => (Status::Ok, format!("{} The same holds for the directory.", memfd.sentence())),
+        (memfd, _) => (FindingStatus::Ok, format!("{} The same holds for the directory.", memfd.sentence())),
     };
     Finding::new(ID, status, value, shown, means)
 }

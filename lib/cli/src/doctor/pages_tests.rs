@@ -16,12 +16,12 @@ fn pools() {
     assert!(hugetlb(&tree.source()).value["unknown"].is_string());
     with_pool(&tree, "hugepages-1048576kB", 0, 0, 0);
     with_pool(&tree, "hugepages-2048kB", 0, 0, 0);
-    assert_eq!(hugetlb(&tree.source()).status, Status::Note);
+    assert_eq!(hugetlb(&tree.source()).status, FindingStatus::Note);
     with_pool(&tree, "hugepages-2048kB", 100, 80, 30);
     let found = hugetlb(&tree.source());
     assert_eq!(
         (found.status, found.shown.as_str()),
-        (Status::Ok, "1 GiB: 0 of 0 free, 2 MiB: 50 of 100 free")
+        (FindingStatus::Ok, "1 GiB: 0 of 0 free, 2 MiB: 50 of 100 free")
     );
     assert!(found.means.contains("up to 100 MiB (pages of 2 MiB)") && found.means.contains("hugepages-2Mi"));
 }
@@ -33,10 +33,13 @@ fn cgroup_without_huge_pages() {
     tree.file("proc/self/cgroup", "0::/\n");
     tree.file("proc/self/mountinfo", "35 24 0:30 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n");
     tree.file("sys/fs/cgroup/hugetlb.2MB.max", "max\n");
-    assert_eq!(hugetlb(&tree.source()).status, Status::Ok);
+    assert_eq!(hugetlb(&tree.source()).status, FindingStatus::Ok);
     tree.file("sys/fs/cgroup/hugetlb.2MB.max", "0\n");
     let found = hugetlb(&tree.source());
-    assert_eq!((found.status, &found.value["sizes"][0]["cgroup_limit_bytes"]), (Status::Note, &json!(0)));
+    assert_eq!(
+        (found.status, &found.value["sizes"][0]["cgroup_limit_bytes"]),
+        (FindingStatus::Note, &json!(0))
+    );
     assert!(found.means.contains("allows none"));
 }
 
@@ -58,22 +61,24 @@ fn switches() {
         tree.file("sys/kernel/mm/transparent_hugepage/shmem_enabled", &format!("a [{word}] b\n"));
         transparent(&tree.source(), None)
     };
-    assert_eq!(set("never").status, Status::Note);
-    assert_eq!(set("deny").status, Status::Note);
+    assert_eq!(set("never").status, FindingStatus::Note);
+    assert_eq!(set("deny").status, FindingStatus::Note);
     assert!(set("advise").means.starts_with("`huge_pages: transparent` works for memfd"));
     assert!(set("always").means.starts_with("Memfd segments get huge pages even without"));
     assert_eq!(set("force").value["dir"], "force");
     let mounted = &mounts::parse("1 0 0:1 / /dev/shm rw - tmpfs tmpfs rw,huge=advise\n")[0];
     set("never");
     let found = transparent(&tree.source(), Some(mounted));
-    assert_eq!((found.status, found.shown.as_str()), (Status::Ok, "memfd never, directory advise"));
+    assert_eq!((found.status, found.shown.as_str()), (FindingStatus::Ok, "memfd never, directory advise"));
     set("deny");
     assert_eq!(transparent(&tree.source(), Some(mounted)).value["dir"], "deny");
-    for (release, status) in
-        [("5.15.0-1", Status::Note), ("6.0", Status::Note), ("6.1.0-13-amd64\n", Status::Ok)]
-    {
+    for (release, status) in [
+        ("5.15.0-1", FindingStatus::Note),
+        ("6.0", FindingStatus::Note),
+        ("6.1.0-13-amd64\n", FindingStatus::Ok),
+    ] {
         tree.file("proc/sys/kernel/osrelease", release);
-        assert_eq!(set("deny").status, Status::Note);
+        assert_eq!(set("deny").status, FindingStatus::Note);
         assert_eq!(set("never").status, status, "{release}");
     }
 }

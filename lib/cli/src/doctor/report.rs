@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::{ExitVerdict, Finding, Status, verdict};
+use super::{ExitVerdict, Finding, FindingStatus, verdict};
 
 /// Where sentences are wrapped.
 const WIDTH: usize = 110;
@@ -13,7 +13,7 @@ const WIDTH: usize = 110;
 const INDENT: usize = 6;
 
 /// How many findings have this status.
-fn count(findings: &[Finding], status: Status) -> usize {
+fn count(findings: &[Finding], status: FindingStatus) -> usize {
     findings.iter().filter(|finding| finding.status == status).count()
 }
 
@@ -23,7 +23,7 @@ pub(super) fn json(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io:
         ExitVerdict::Works => "works",
         ExitVerdict::Fails => "fails",
     };
-    let all = [Status::Ok, Status::Note, Status::Warn, Status::Fail];
+    let all = [FindingStatus::Ok, FindingStatus::Note, FindingStatus::Warn, FindingStatus::Fail];
     let counts: serde_json::Map<_, _> =
         all.into_iter().map(|status| (status.word().to_owned(), json!(count(findings, status)))).collect();
     let report = json!({
@@ -53,13 +53,16 @@ pub(super) fn text(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io:
 fn summary(dir: &Path, findings: &[Finding]) -> String {
     let counts = format!(
         "{} ok, {} note, {} warn, {} fail",
-        count(findings, Status::Ok),
-        count(findings, Status::Note),
-        count(findings, Status::Warn),
-        count(findings, Status::Fail),
+        count(findings, FindingStatus::Ok),
+        count(findings, FindingStatus::Note),
+        count(findings, FindingStatus::Warn),
+        count(findings, FindingStatus::Fail),
     );
-    let fatal: Vec<_> =
-        findings.iter().filter(|finding| finding.status == Status::Fail).map(|finding| finding.id).collect();
+    let fatal: Vec<_> = findings
+        .iter()
+        .filter(|finding| finding.status == FindingStatus::Fail)
+        .map(|finding| finding.id)
+        .collect();
     let dir = plain(&dir.to_string_lossy());
     if fatal.is_empty() {
         format!("{counts}: links work in {dir}.")
@@ -94,8 +97,8 @@ mod tests {
 
     fn sample() -> Vec<Finding> {
         vec![
-            Finding::new("dir.path", Status::Ok, json!({ "mode": 0o1777 }), "tmpfs\u{1b}[2J", "Fine."),
-            Finding::new("syscall.memfd", Status::Fail, json!(false), "refused", "No memfd."),
+            Finding::new("dir.path", FindingStatus::Ok, json!({ "mode": 0o1777 }), "tmpfs\u{1b}[2J", "Fine."),
+            Finding::new("syscall.memfd", FindingStatus::Fail, json!(false), "refused", "No memfd."),
         ]
     }
 

@@ -3,10 +3,10 @@
 use serde_json::json;
 use shmesh_sys::errno::Errno;
 
-use super::dir::{Facts, Owner, Space};
+use super::dir::{DirOwner, Facts, Space};
 use super::mounts::Mount;
 use super::source::{Unknown, human};
-use super::{Finding, Status};
+use super::{Finding, FindingStatus};
 
 /// The default size of `/dev/shm` in container runtimes.
 const DEFAULT: u64 = 64 << 20;
@@ -28,7 +28,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
                  --dir or SHMESH_DIR; in a pod, {REMEDY}."
             );
             let value = json!({ "path": facts.dir.to_string_lossy(), "exists": false, "reason": why.0 });
-            return vec![Finding::new("dir.path", Status::Fail, value, show(facts, &why.0), means)];
+            return vec![Finding::new("dir.path", FindingStatus::Fail, value, show(facts, &why.0), means)];
         }
     };
     let mut findings = vec![path(facts, owner)];
@@ -56,22 +56,22 @@ fn show(facts: &Facts, remark: &str) -> String {
 }
 
 /// The finding about permissions of the directory.
-fn path(facts: &Facts, owner: &Owner) -> Finding {
-    let Owner { mode, uid, gid } = *owner;
+fn path(facts: &Facts, owner: &DirOwner) -> Finding {
+    let DirOwner { mode, uid, gid } = *owner;
     let (status, means) = match mode {
         mode if mode & 0o002 != 0 && mode & 0o1000 == 0 => (
-            Status::Warn,
+            FindingStatus::Warn,
             "Every user may remove segments of other users here: set the sticky bit (chmod +t).".to_owned(),
         ),
         mode if mode & 0o002 != 0 => (
-            Status::Ok,
+            FindingStatus::Ok,
             "Every user may create links here and cannot remove links of other users.".to_owned(),
         ),
         mode if mode & 0o020 != 0 => {
-            (Status::Ok, format!("Members of group {gid} may make links here, others may not."))
+            (FindingStatus::Ok, format!("Members of group {gid} may make links here, others may not."))
         }
         _ => (
-            Status::Note,
+            FindingStatus::Note,
             format!(
                 "Only uid {uid} may make links here; a peer needs that uid, or a mode of 3770 with a common \
                  group."
@@ -92,15 +92,15 @@ fn kind(space: &Space, mount: Option<&Mount>) -> Finding {
         magic => mount.map_or(magic, |mount| &mount.kind),
     };
     let (status, means) = match space.kind.as_str() {
-        "tmpfs" => (Status::Ok, "Segments are memory and nothing else.".to_owned()),
+        "tmpfs" => (FindingStatus::Ok, "Segments are memory and nothing else.".to_owned()),
         "hugetlbfs" => (
-            Status::Warn,
+            FindingStatus::Warn,
             "Every segment takes whole huge pages here and sockets cannot be made: use a tmpfs, and \
              huge_pages for single links."
                 .to_owned(),
         ),
         _ => (
-            Status::Warn,
+            FindingStatus::Warn,
             format!(
                 "Named segments would be written to a disk in the background, which costs time and wears \
                      it: {REMEDY}, or use `backing: memfd`."
@@ -115,7 +115,7 @@ fn size(space: &Space, mount: Option<&Mount>) -> Finding {
     let value = json!({ "size_bytes": space.size, "free_bytes": space.free });
     let (Some(size), Some(free)) = (space.size, space.free) else {
         let means = "The directory has no limit of its own: memory is the only bound, so mind memory.cgroup.";
-        return Finding::new("dir.space", Status::Note, value, "no limit", means);
+        return Finding::new("dir.space", FindingStatus::Note, value, "no limit", means);
     };
     let shown = format!("{}, {} free", human(size), human(free));
     // The runtimes call their default "shm"; one unit of shmesh.io/shm has the same size and is called
@@ -123,20 +123,23 @@ fn size(space: &Space, mount: Option<&Mount>) -> Finding {
     let by_default = mount.is_none_or(|mount| mount.origin == "shm");
     let (status, means) = if size == DEFAULT && by_default {
         (
-            Status::Warn,
+            FindingStatus::Warn,
             format!(
                 "This is the 64 MiB every container gets by default; larger links fail with ENOSPC: {REMEDY}."
             ),
         )
     } else if free < LITTLE {
         (
-            Status::Warn,
+            FindingStatus::Warn,
             format!(
                 "Hardly anything is free: look for forgotten links (`shmesh ls`, `shmesh rm`), or {REMEDY}."
             ),
         )
     } else {
-        (Status::Ok, format!("Links of up to {} in total fit here; more is an error at start.", human(free)))
+        (
+            FindingStatus::Ok,
+            format!("Links of up to {} in total fit here; more is an error at start.", human(free)),
+        )
     };
     Finding::new("dir.space", status, value, shown, means)
 }
@@ -147,14 +150,14 @@ fn inodes(space: &Space) -> Finding {
     match space.inodes {
         None => Finding::new(
             ID,
-            Status::Ok,
+            FindingStatus::Ok,
             json!({ "free": null }),
             "no limit",
             "Files do not bound the number of links.",
         ),
         Some(free) => {
             let links = free / INODES_PER_LINK;
-            let status = if links == 0 { Status::Warn } else { Status::Ok };
+            let status = if links == 0 { FindingStatus::Warn } else { FindingStatus::Ok };
             let means = format!("Room for about {links} links, at up to {INODES_PER_LINK} files each.");
             Finding::new(ID, status, json!({ "free": free }), format!("{free} free"), means)
         }
@@ -173,8 +176,9 @@ fn theirs(dir: &std::path::Path) -> Option<Finding> {
         .collect();
     let means = "NVIPC's own layout, of NVIPC or of libshmesh_nvipc with layout nvipc: leave their files alone while a process \
                  uses them; `shmesh dump` shows what is queued.";
-    (!theirs.is_empty())
-        .then(|| Finding::new("dir.nvipc", Status::Note, json!(theirs), theirs.join(", "), means.to_owned()))
+    (!theirs.is_empty()).then(|| {
+        Finding::new("dir.nvipc", FindingStatus::Note, json!(theirs), theirs.join(", "), means.to_owned())
+    })
 }
 
 /// What it is seen through.
@@ -198,14 +202,14 @@ fn mount(seen: &Result<(Mount, usize), Unknown>) -> Finding {
              one share no link with you; give a container exactly one of emptyDir, pool or sized shm at this \
              path."
         );
-        (Status::Warn, means)
+        (FindingStatus::Warn, means)
     } else if mount.has("ro") {
-        (Status::Warn, "Mounted read-only: no link can be made here; mount it rw.".to_owned())
+        (FindingStatus::Warn, "Mounted read-only: no link can be made here; mount it rw.".to_owned())
     } else if ["nosuid", "nodev", "noexec"].iter().all(|option| mount.has(option)) {
-        (Status::Ok, "Nothing put here can be run; links need no more.".to_owned())
+        (FindingStatus::Ok, "Nothing put here can be run; links need no more.".to_owned())
     } else {
         (
-            Status::Ok,
+            FindingStatus::Ok,
             "One mount, and it is on top; nosuid,nodev,noexec would be stricter and costs links nothing."
                 .to_owned(),
         )
@@ -214,10 +218,10 @@ fn mount(seen: &Result<(Mount, usize), Unknown>) -> Finding {
 }
 
 /// Whether a file can really be made.
-fn writable(facts: &Facts, owner: &Owner) -> Finding {
+fn writable(facts: &Facts, owner: &DirOwner) -> Finding {
     const ID: &str = "dir.writable";
     let why = match &facts.scratch.file {
-        Ok(_) => return Finding::new(ID, Status::Ok, json!(true), "yes", "Links can be made here."),
+        Ok(_) => return Finding::new(ID, FindingStatus::Ok, json!(true), "yes", "Links can be made here."),
         Err(why) => *why,
     };
     let remedy = match why {
@@ -238,7 +242,7 @@ fn writable(facts: &Facts, owner: &Owner) -> Finding {
         _ => "name another directory with --dir or SHMESH_DIR".to_owned(),
     };
     let means = format!("No link can be made here, only those of a broker joined: {remedy}.");
-    Finding::new(ID, Status::Fail, json!(false), format!("no ({})", why.desc()), means)
+    Finding::new(ID, FindingStatus::Fail, json!(false), format!("no ({})", why.desc()), means)
 }
 
 #[cfg(test)]

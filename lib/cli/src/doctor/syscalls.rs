@@ -12,14 +12,14 @@ use shmesh_sys::socket;
 
 use super::dir::Scratch;
 use super::source::{Source, Unknown, field};
-use super::{Finding, PidfdOpen, Status, cpu};
+use super::{Finding, FindingStatus, PidfdOpen, cpu};
 
 /// What follows from a call that works and from one that does not.
 struct Call {
     /// The name of the finding.
     id: &'static str,
     /// The status when it does not work.
-    refused: Status,
+    refused: FindingStatus,
     /// What follows when it works.
     works: &'static str,
     /// What follows when it does not, with the remedy.
@@ -30,7 +30,7 @@ impl Call {
     /// The finding for a trial's outcome.
     fn judge(&self, outcome: Result<(), Errno>) -> Finding {
         match outcome {
-            Ok(()) => Finding::new(self.id, Status::Ok, json!({ "works": true }), "works", self.works),
+            Ok(()) => Finding::new(self.id, FindingStatus::Ok, json!({ "works": true }), "works", self.works),
             Err(why) => {
                 let value = json!({ "works": false, "errno": format!("{why:?}") });
                 Finding::new(
@@ -47,62 +47,62 @@ impl Call {
 
 const MEMFD: Call = Call {
     id: "syscall.memfd_create",
-    refused: Status::Fail,
+    refused: FindingStatus::Fail,
     works: "Segments without a name can be made (`backing: memfd`).",
     fails: "Segments without a name cannot be made: allow memfd_create in the seccomp profile \
             (RuntimeDefault does), and see vm.memfd_noexec if this is EACCES.",
 };
 const SEALS: Call = Call {
     id: "syscall.memfd_seals",
-    refused: Status::Warn,
+    refused: FindingStatus::Warn,
     works: "No peer can shrink a segment under you, and readers can be kept read-only.",
     fails: "A hostile peer could shrink a segment and kill its readers by SIGBUS: Linux 5.1 or later has all \
             seals.",
 };
 const FALLOCATE: Call = Call {
     id: "syscall.fallocate",
-    refused: Status::Warn,
+    refused: FindingStatus::Warn,
     works: "Named segments are reserved when they are made, so a full directory is an error at start.",
     fails: "Named segments cannot be reserved here, a full directory would be a SIGBUS later: use a tmpfs \
             with free space, or `backing: memfd`.",
 };
 const EVENTFD: Call = Call {
     id: "syscall.eventfd2",
-    refused: Status::Fail,
+    refused: FindingStatus::Fail,
     works: "The thread that watches this process's links can be woken.",
     fails: "Links cannot attach, because the thread that watches them cannot start: allow eventfd2 in the \
             seccomp profile (RuntimeDefault does).",
 };
 const SCM_RIGHTS: Call = Call {
     id: "syscall.scm_rights",
-    refused: Status::Fail,
+    refused: FindingStatus::Fail,
     works: "A broker can hand over segments without a name, and device memory.",
     fails: "Links with `backing: memfd` or pools in device memory cannot attach, and there are no device keys: \
             allow sendmsg and recvmsg of SCM_RIGHTS, and raise RLIMIT_NOFILE if it is used up.",
 };
 const PEER_PIDFD: Call = Call {
     id: "syscall.so_peerpidfd",
-    refused: Status::Note,
+    refused: FindingStatus::Note,
     works: "A broker knows each peer by the kernel's word and sees its death at once.",
     fails: "Before Linux 6.5 a broker knows peers by their connected socket and start time, and sees deaths \
             as hang-ups; a newer kernel pins them.",
 };
 const PIDFD_OPEN: Call = Call {
     id: "syscall.pidfd_open",
-    refused: Status::Note,
+    refused: FindingStatus::Note,
     works: "Processes can be pinned by number where numbers can be judged (see ns.pid).",
     fails: "Processes cannot be pinned by number; death is seen through SO_PEERPIDFD or hang-up instead.",
 };
 const LOCK: Call = Call {
     id: "syscall.ofd_lock",
-    refused: Status::Warn,
+    refused: FindingStatus::Warn,
     works: "Only one of two starting at once makes a link; the lock dies with its holder.",
     fails: "Two participants that start at once may both try to make a link: start one first, or use a \
             tmpfs.",
 };
 const TMPFILE: Call = Call {
     id: "syscall.o_tmpfile",
-    refused: Status::Note,
+    refused: FindingStatus::Note,
     works: "A segment gets its name only when it is complete.",
     fails: "Segments are visible while they are being made; a maker killed in between leaves one for `shmesh \
             rm`.",
@@ -201,7 +201,7 @@ fn inferred(source: &Source, status: &Result<String, Unknown>) -> Finding {
         Some(version) if version < (5, 3) => PIDFD_OPEN.judge(Err(Errno::ENOSYS)),
         Some(_) if !filtered => Finding::new(
             PIDFD_OPEN.id,
-            Status::Ok,
+            FindingStatus::Ok,
             json!({ "works": true, "inferred": true }),
             "works (the kernel has it and nothing filters)",
             PIDFD_OPEN.works,

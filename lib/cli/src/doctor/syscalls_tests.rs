@@ -5,10 +5,10 @@ use crate::doctor::tests::Tree;
 
 #[test]
 fn verdicts() {
-    assert_eq!(MEMFD.judge(Ok(())).status, Status::Ok);
+    assert_eq!(MEMFD.judge(Ok(())).status, FindingStatus::Ok);
     let refused = MEMFD.judge(Err(Errno::EPERM));
-    assert_eq!((refused.status, &refused.value["errno"]), (Status::Fail, &json!("EPERM")));
-    assert_eq!(PEER_PIDFD.judge(Err(Errno::ENOPROTOOPT)).status, Status::Note);
+    assert_eq!((refused.status, &refused.value["errno"]), (FindingStatus::Fail, &json!("EPERM")));
+    assert_eq!(PEER_PIDFD.judge(Err(Errno::ENOPROTOOPT)).status, FindingStatus::Note);
 }
 
 #[test]

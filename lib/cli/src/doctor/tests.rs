@@ -74,10 +74,10 @@ fn a_pod() {
     let (tree, dir) = (pod(), tempfile::tempdir().unwrap());
     let findings = collect(&tree.source(), dir.path(), Some(100 << 20), None);
     assert_eq!(by_id(&findings, "memory.cgroup").shown, "v2, limit 256 MiB, room 192 MiB");
-    assert_eq!(by_id(&findings, "ns.pid").status, Status::Note);
+    assert_eq!(by_id(&findings, "ns.pid").status, FindingStatus::Note);
     assert_eq!(by_id(&findings, "cpu.cores").value["usable_millicores"], 2000);
     assert_eq!(by_id(&findings, "links.need").value["cgroup_room_bytes"], 192 << 20);
-    assert_eq!(by_id(&findings, "dir.writable").status, Status::Ok);
+    assert_eq!(by_id(&findings, "dir.writable").status, FindingStatus::Ok);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn need_beyond_the_limit_fails() {
     let (tree, dir) = (pod(), tempfile::tempdir().unwrap());
     let findings = collect(&tree.source(), dir.path(), Some(200 << 20), None);
     let need = by_id(&findings, "links.need");
-    assert_eq!(need.status, Status::Fail);
+    assert_eq!(need.status, FindingStatus::Fail);
     assert!(
         need.means.contains("room for 192 MiB only") && need.means.contains("by 8 MiB"),
         "{}",

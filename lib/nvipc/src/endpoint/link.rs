@@ -16,7 +16,9 @@ use super::open::lock_dir;
 use super::{Buffers, RecoveryStats};
 use crate::exchange::Peer;
 use crate::held::{DataBuffer, DataOfMsg, HeldBuffers};
-use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, Names, Shape, TIME_BYTES};
+use crate::layout::{
+    INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, Names, PoolShapes, TIME_BYTES,
+};
 use crate::memory::{AtomicU32, AtomicU64, Memory, Words};
 use crate::queue::Queue;
 use crate::{Error, Result};
@@ -91,7 +93,7 @@ impl Pool {
 pub(super) struct Shared {
     pub(super) side: Side,
     pub(super) names: Names,
-    pub(super) shape: Shape,
+    pub(super) shape: PoolShapes,
     /// The rings: secondary to primary, and primary to secondary.
     pub(super) rings: [Queue; 2],
     pub(super) infos: Words<AtomicU32>,

@@ -18,8 +18,8 @@ use crate::exchange;
 use crate::held::{DataOfMsg, HeldBuffers};
 use crate::layout::{
     COMMAND_RING_BYTES, COMMANDS, CONFIG_AT, CONFIG_BYTES, DUMPING_AT, FORWARD_QUEUE_AT, INFO_WORDS, Names,
-    QUEUE_WORDS, SEMAPHORE, Shape, TIME_BYTES, TIME_OF_SEND, TIMES_AT, debug_bytes, forward_bytes, infos_at,
-    pool_bytes, queue_bytes, shm_bytes,
+    PoolShapes, QUEUE_WORDS, SEMAPHORE, TIME_BYTES, TIME_OF_SEND, TIMES_AT, debug_bytes, forward_bytes,
+    infos_at, pool_bytes, queue_bytes, shm_bytes,
 };
 use crate::memory::{AtomicU32, Memory};
 use crate::queue::Queue;
@@ -154,7 +154,7 @@ impl Options {
         agrees: Option<peer::ReconnectCheck>,
     ) -> Result<Endpoint> {
         let names = Names::new(prefix)?;
-        let shape = Shape::checked(pools)?;
+        let shape = PoolShapes::checked(pools)?;
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
         let _alone = lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
         self.clear(&names)?;
@@ -286,7 +286,7 @@ impl Options {
         &self,
         side: Side,
         names: Names,
-        shape: Shape,
+        shape: PoolShapes,
         debug: &Arc<Memory>,
         shm: &Arc<Memory>,
         mut memories: [Option<Arc<Memory>>; PoolId::COUNT],
@@ -391,7 +391,7 @@ fn store(word: &AtomicU32, value: u32) {
     word.store(value, std::sync::atomic::Ordering::Release);
 }
 
-fn read_shape(debug: &Arc<Memory>, what: &str) -> Result<Shape> {
+fn read_shape(debug: &Arc<Memory>, what: &str) -> Result<PoolShapes> {
     let words = debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4);
     let words = words.ok_or_else(|| Error::Truncated {
         what: what.to_owned(),
@@ -399,7 +399,7 @@ fn read_shape(debug: &Arc<Memory>, what: &str) -> Result<Shape> {
         expected: TIMES_AT as u64,
     })?;
     let copy = std::array::from_fn(|i| words[i].load(std::sync::atomic::Ordering::Acquire));
-    Shape::from_words(&copy, what)
+    PoolShapes::from_words(&copy, what)
 }
 
 fn longer(memory: &Memory, what: &str, expected: u64) -> Result<()> {

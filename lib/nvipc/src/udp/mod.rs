@@ -172,7 +172,7 @@ impl Endpoint {
                 why: "give datagram_bytes from 56 to 65507; 1472 fits an Ethernet frame",
             });
         }
-        let shape = crate::layout::Shape::checked(config.pools)?;
+        let shape = crate::layout::PoolShapes::checked(config.pools)?;
         let mut pools = [const { None }; PoolId::COUNT];
         for id in PoolId::ALL {
             let size = shape.pools[id.index()];

@@ -9,7 +9,7 @@ use shmesh_proto::broker::Mechanism;
 
 use super::device::{CudaDevice, DeviceUuid};
 use super::driver::{Driver, IpcHandle, check};
-use super::view::{LEGACY_CAPABLE, View, attribute, invalid, len_of, range_of};
+use super::view::{CudaMapping, LEGACY_CAPABLE, attribute, invalid, len_of, range_of};
 use crate::device::DeviceMemory;
 
 /// What the driver cuts small allocations out of: a handle opens all of it.
@@ -35,7 +35,7 @@ const HANDLE_BYTES: usize = 64 + 16 + 4;
 /// ```
 #[derive(Debug)]
 pub struct CudaLegacyMemory {
-    view: View,
+    view: CudaMapping,
     handle: Vec<u8>,
     whose: AllocatedBy,
 }
@@ -68,7 +68,7 @@ impl CudaLegacyMemory {
         // SAFETY: there is room for the address.
         check("cuMemAlloc_v2", unsafe { allocate(&raw mut address, len_of(whole)?) })?;
         drop(entered);
-        let view = View { device: device.clone(), address, size: whole };
+        let view = CudaMapping { device: device.clone(), address, size: whole };
         // Dropping it frees the memory, should the rest fail.
         let mut memory = Self { view, handle: Vec::new(), whose: AllocatedBy::Ours };
         memory.handle = handle_of(&memory.view)?;
@@ -82,7 +82,7 @@ impl CudaLegacyMemory {
     /// It is no device memory, the pointer lies inside it, the size is not the allocation's, its neighbours would be shared
     /// with it, or it was not allocated by `cuMemAlloc`.
     pub fn of(address: u64, size: u64) -> io::Result<Self> {
-        let view = View::of(address, size)?;
+        let view = CudaMapping::of(address, size)?;
         if size != view.size || !size.is_multiple_of(BLOCK) || !address.is_multiple_of(BLOCK) {
             let text = format!(
                 "{size} bytes of an allocation of {} at {address:#x}: a handle opens whole blocks of 2 MiB, so its \
@@ -160,7 +160,7 @@ impl CudaLegacyMemory {
     }
 }
 
-fn handle_of(view: &View) -> io::Result<Vec<u8>> {
+fn handle_of(view: &CudaMapping) -> io::Result<Vec<u8>> {
     let _entered = view.device.enter()?;
     let mut vendor = [0; 64];
     let get = Driver::get()?.cuIpcGetMemHandle()?;
@@ -207,8 +207,11 @@ impl DeviceMemory for CudaLegacyMemory {
         // SAFETY: there is room for the address; the handle goes by value, and the driver checks it.
         check("cuIpcOpenMemHandle_v2", unsafe { open(&raw mut address, IpcHandle(*vendor), LAZY) })?;
         drop(entered);
-        let memory =
-            Self { view: View { device, address, size }, handle: Vec::new(), whose: AllocatedBy::Imported };
+        let memory = Self {
+            view: CudaMapping { device, address, size },
+            handle: Vec::new(),
+            whose: AllocatedBy::Imported,
+        };
         // What the exporter says is one thing, and what the driver has opened another.
         let (base, whole) = range_of(&memory.view.device, address)?;
         if base != address || whole < size {

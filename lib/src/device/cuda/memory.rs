@@ -12,7 +12,7 @@ use super::device::{CudaDevice, DeviceUuid};
 use super::driver::{Driver, check};
 use super::sys;
 use super::timeline::CudaTimeline;
-use super::view::{View, invalid, len_of, settle};
+use super::view::{CudaMapping, invalid, len_of, settle};
 use crate::device::DeviceMemory;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -38,7 +38,7 @@ pub(super) const POSIX_FD: u32 = 1;
 /// ```
 #[derive(Debug)]
 pub struct CudaMemory {
-    view: View,
+    view: CudaMapping,
     /// The exporter's; an importer closes it as soon as it has its own handle.
     fd: Option<OwnedFd>,
     /// Whether the addresses are ours to give back.
@@ -46,9 +46,9 @@ pub struct CudaMemory {
 }
 
 /// A generic allocation handle, released in the end.
-struct Handle(u64);
+struct AllocationHandle(u64);
 
-impl Drop for Handle {
+impl Drop for AllocationHandle {
     fn drop(&mut self) {
         if let Ok(release) = Driver::get().and_then(Driver::cuMemRelease) {
             // SAFETY: the driver gave it, and it is released once.
@@ -107,7 +107,7 @@ impl CudaMemory {
         let create = driver.cuMemCreate()?;
         // SAFETY: there is room for the handle, and the properties live until it is there.
         check("cuMemCreate", unsafe { create(&raw mut handle, len_of(whole)?, &raw const properties, 0) })?;
-        let handle = Handle(handle);
+        let handle = AllocationHandle(handle);
         let fd = export(&handle)?;
         // The mapping and the descriptor keep the memory; the handle has done its part.
         let view = map(device.clone(), &handle, whole)?;
@@ -121,7 +121,7 @@ impl CudaMemory {
     /// # Errors
     /// It is no device memory, the pointer lies inside it, the size is not the allocation's, or it cannot be shared.
     pub fn of(address: u64, size: u64) -> io::Result<Self> {
-        let view = View::of(address, size)?;
+        let view = CudaMapping::of(address, size)?;
         let granularity = view.device.granularity()?;
         if size.checked_next_multiple_of(granularity) != Some(view.size) {
             let text = format!(
@@ -141,7 +141,7 @@ impl CudaMemory {
                  cuda-legacy where the operator permits it"
             ))
         })?;
-        let fd = export(&Handle(handle))?;
+        let fd = export(&AllocationHandle(handle))?;
         Ok(Self { view, fd: Some(fd), is_mapped_here: false })
     }
 
@@ -261,7 +261,7 @@ impl CudaMemory {
 }
 
 /// A descriptor of the memory behind a handle.
-fn export(handle: &Handle) -> io::Result<OwnedFd> {
+fn export(handle: &AllocationHandle) -> io::Result<OwnedFd> {
     let mut fd: c_int = -1;
     let call = Driver::get()?.cuMemExportToShareableHandle()?;
     // SAFETY: there is room for the descriptor.
@@ -278,7 +278,7 @@ fn export(handle: &Handle) -> io::Result<OwnedFd> {
 }
 
 /// Maps the memory behind a handle, for this process to read and write.
-fn map(device: CudaDevice, handle: &Handle, size: u64) -> io::Result<View> {
+fn map(device: CudaDevice, handle: &AllocationHandle, size: u64) -> io::Result<CudaMapping> {
     let driver = Driver::get()?;
     let (len, alignment) = (len_of(size)?, len_of(device.granularity()?)?);
     let mut start = 0;
@@ -304,7 +304,7 @@ fn map(device: CudaDevice, handle: &Handle, size: u64) -> io::Result<View> {
     // SAFETY: it is exactly what was mapped, and the description lives until it is read.
     check("cuMemSetAccess", unsafe { set(start, len, &raw const access, 1) })?;
     std::mem::forget(addresses);
-    Ok(View { device, address: start, size })
+    Ok(CudaMapping { device, address: start, size })
 }
 
 impl DeviceMemory for CudaMemory {
@@ -338,7 +338,7 @@ impl DeviceMemory for CudaMemory {
         let mut imported = 0;
         // SAFETY: there is room for the handle; the descriptor goes in the place of a pointer, and is open.
         check("cuMemImportFromShareableHandle", unsafe { import(&raw mut imported, descriptor, POSIX_FD) })?;
-        let imported = Handle(imported);
+        let imported = AllocationHandle(imported);
         // The handle has the memory now; the descriptor would keep it alive longer than needed.
         drop(fd);
         let view = map(device, &imported, size)?;

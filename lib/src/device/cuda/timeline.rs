@@ -6,7 +6,7 @@ use std::io;
 
 use super::device::CudaDevice;
 use super::driver::{Driver, check};
-use super::view::{View, invalid};
+use super::view::{CudaMapping, invalid};
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`, and no flag of writing: what was given to the stream before is visible first.
 pub(super) const AT_LEAST: u32 = 0;
@@ -127,12 +127,12 @@ impl Drop for CudaStream {
 /// ```
 #[derive(Debug)]
 pub struct CudaTimeline<'a> {
-    view: &'a View,
+    view: &'a CudaMapping,
     offset: u64,
 }
 
 impl<'a> CudaTimeline<'a> {
-    pub(super) fn of(view: &'a View, offset: u64) -> io::Result<Self> {
+    pub(super) fn of(view: &'a CudaMapping, offset: u64) -> io::Result<Self> {
         if !offset.is_multiple_of(8) {
             return Err(invalid(format!("a timeline at offset {offset}, which is no multiple of 8")));
         }

@@ -17,7 +17,7 @@ pub(super) const ON_DEVICE: c_int = 2;
 
 /// Device memory at an address of this process.
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct CudaMapping {
     pub(super) device: CudaDevice,
     pub(super) address: u64,
     pub(super) size: u64,
@@ -39,7 +39,7 @@ pub(super) fn attribute(address: u64, number: c_int) -> io::Result<c_int> {
     Ok(value)
 }
 
-impl View {
+impl CudaMapping {
     /// A view of a whole allocation of other code, or an error that says what is wrong with the pointer.
     pub(super) fn of(address: u64, size: u64) -> io::Result<Self> {
         if size == 0 {

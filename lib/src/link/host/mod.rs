@@ -34,7 +34,7 @@ use crate::segment::lock::{Host, Lock};
 use crate::segment::store::Store;
 pub(super) use gather::{GatherOutcome, gather};
 pub use link_host::{LinkHost, LinkHostOffer};
-pub(super) use service::Service;
+pub(super) use service::HostService;
 
 /// Maximum number of connections: one per process of the link, and as many others.
 const SESSIONS_MAX: usize = 128;
@@ -61,7 +61,7 @@ const STRANGER: &str = "is not a shmesh host; end that program, or use another l
 
 /// What the host gives to a newcomer.
 #[derive(Debug, Default)]
-pub(crate) struct Offer {
+pub(crate) struct HandedMemory {
     /// The link's own segment and its pools, unless they have names.
     pub(crate) segments: Vec<File>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Offer {
 /// The host's answer to a newcomer.
 pub(crate) enum HostAnswer {
     /// The connection stays open as a sign of life.
-    Offer(Offer, OwnedFd, (Host, u64)),
+    Offer(HandedMemory, OwnedFd, (Host, u64)),
     /// The host does not have the memory yet.
     NeedsMemory,
     /// There is no host at the moment.
@@ -187,7 +187,11 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<HostAnswer> {
     if u32::try_from(fds.len()) != Ok(attached.segments) {
         return Err(host("sent other descriptors than it announced"));
     }
-    Ok(HostAnswer::Offer(Offer { segments: fds.into_iter().map(File::from).collect() }, connection, at))
+    Ok(HostAnswer::Offer(
+        HandedMemory { segments: fds.into_iter().map(File::from).collect() },
+        connection,
+        at,
+    ))
 }
 
 /// The error if the socket cannot be created.
@@ -227,7 +231,7 @@ pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
 pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
     let failed = |error| store.refused(&lock_path(store).display().to_string(), error);
     let Some(lock) = lock_file(store, true)? else { return Ok(None) };
-    let free = lock.try_take_duty().map_err(failed)?
+    let free = lock.try_take_host_role().map_err(failed)?
         && lock.is_named()
         && lock.host().map_err(failed)?.is_none()
         && !lock.others_joined().map_err(failed)?;
@@ -238,17 +242,17 @@ pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
 #[derive(Debug)]
 pub(super) struct HostListener {
     pub(super) listener: OwnedFd,
-    pub(super) place: Place,
+    pub(super) place: HostSocket,
 }
 
 /// The path and number of a host's socket.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct HostSocket {
     number: u64,
     path: PathBuf,
 }
 
-impl Place {
+impl HostSocket {
     /// Ends the host role, once: removes the socket's name and releases its number.
     pub(super) fn end(&self, lock: &Lock) {
         if lock.withdraw() {
@@ -289,7 +293,7 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
             let _ = std::fs::remove_file(&path);
         }
         match on(&path, store.file_mode).and_then(|listener| set_nonblocking(&listener).map(|()| listener)) {
-            Ok(listener) => return Ok(HostListener { listener, place: Place { number, path } }),
+            Ok(listener) => return Ok(HostListener { listener, place: HostSocket { number, path } }),
             Err(error) => {
                 lock.leave_socket(number);
                 // Another user's socket, which may not be removed.

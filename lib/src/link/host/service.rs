@@ -19,20 +19,20 @@ const FULL_PAUSE: Duration = Duration::from_millis(100);
 const TURNS_MAX: usize = 16;
 
 /// A connection. A forked child does not keep it open.
-struct Session {
+struct ServedConnection {
     connection: NotInherited,
     uid: u32,
 }
 
 /// The host service of one link.
-pub(in crate::link) struct Service {
+pub(in crate::link) struct HostService {
     listener: NotInherited,
-    sessions: Vec<Session>,
+    sessions: Vec<ServedConnection>,
     /// The last newcomer could not be accepted, for lack of descriptors or memory.
     full_until: Option<Instant>,
 }
 
-impl Service {
+impl HostService {
     pub(in crate::link) fn new(listening: HostListener) -> Self {
         let listener = NotInherited::new(listening.listener.into());
         Self { listener, sessions: Vec::new(), full_until: None }
@@ -82,7 +82,8 @@ impl Service {
             if self.sessions.len() >= SESSIONS_MAX {
                 self.make_room();
             }
-            self.sessions.push(Session { connection: NotInherited::new(connection.into()), uid: peer.uid });
+            self.sessions
+                .push(ServedConnection { connection: NotInherited::new(connection.into()), uid: peer.uid });
         }
     }
 
@@ -132,7 +133,7 @@ impl Service {
         i: usize,
         request: Request,
         fds: Vec<OwnedFd>,
-    ) -> Option<Option<device::Answer>> {
+    ) -> Option<Option<device::PoolMemoryUpdate>> {
         let (session, link, id) = (&self.sessions[i], &shared.store.link, request.id);
         let send = |reply: Reply, fds: &[BorrowedFd<'_>]| {
             socket::send_now(&session.connection, &packet::encode(&reply), fds).ok().map(|()| None)
@@ -175,7 +176,7 @@ impl Service {
     }
 }
 
-impl Drop for Session {
+impl Drop for ServedConnection {
     fn drop(&mut self) {
         // The queue may have descriptors from another process.
         if let Ok(copy) = self.connection.as_fd().try_clone_to_owned() {
@@ -185,7 +186,7 @@ impl Drop for Session {
 }
 
 /// Sends what device memory a pool has: an answer, or an announcement with id 0.
-fn tell(session: &Session, id: u64, told: &device::Answer) -> io::Result<()> {
+fn tell(session: &ServedConnection, id: u64, told: &device::PoolMemoryUpdate) -> io::Result<()> {
     let packet = packet::encode(&Reply::new(id, reply::Result::PoolMemory(told.message())));
     socket::send_now(&session.connection, &packet, &told.fds())
 }

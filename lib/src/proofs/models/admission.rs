@@ -5,7 +5,7 @@ use super::super::stage::{link, process};
 use super::{explore, spawn, until};
 use crate::link::core::Core;
 use crate::participant::Side::{Primary, Secondary};
-use crate::participant::{Admission, Participant, Stage};
+use crate::participant::{Admission, Participant, SeatStage};
 
 fn decide(core: &Core, me: &Participant, process: u32) -> Admission {
     let is_mine = |other: &Participant| other.word.pid() == process;
@@ -57,7 +57,7 @@ fn a_clone_keeps_the_side() {
             spawn(move || {
                 let clone = core.seats.attach(&process(2), Secondary).unwrap();
                 core.seats.record_attached(&clone);
-                core.seats.record_end(&first, Stage::Detached);
+                core.seats.record_end(&first, SeatStage::Detached);
                 assert!(core.seats.vacate(&first));
             })
         };

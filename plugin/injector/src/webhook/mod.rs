@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::review;
-use slots::{Limit, Slot, Slots, Stage};
+use slots::{ConnectionSlot, ConnectionSlots, ConnectionStage, Limit};
 
 pub use metrics::Metrics;
 pub use run::{CertSource, Settings, run};
@@ -94,7 +94,7 @@ pub async fn serve(
         large: Arc::new(Semaphore::new(1)),
     });
     let acceptor = TlsAcceptor::from(tls);
-    let slots = Slots::default();
+    let slots = ConnectionSlots::default();
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
@@ -142,7 +142,7 @@ async fn connection(
     stream: TcpStream,
     acceptor: &TlsAcceptor,
     routes: Router,
-    slot: &Arc<Slot>,
+    slot: &Arc<ConnectionSlot>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
@@ -170,17 +170,17 @@ async fn connection(
 
 async fn inject(
     State(injector): State<Injector>,
-    Extension(slot): Extension<Arc<Slot>>,
+    Extension(slot): Extension<Arc<ConnectionSlot>>,
     request: Request,
 ) -> Response {
-    slot.set_stage(Stage::Receiving);
+    slot.set_stage(ConnectionStage::Receiving);
     let response = answer(&injector, &slot, request).await;
     slot.give_body_memory_back();
-    slot.set_stage(Stage::Idle);
+    slot.set_stage(ConnectionStage::Idle);
     response
 }
 
-async fn answer(injector: &Injector, slot: &Slot, request: Request) -> Response {
+async fn answer(injector: &Injector, slot: &ConnectionSlot, request: Request) -> Response {
     let length =
         request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: usize| length > MAX_QUESTION_BYTES) {
@@ -208,7 +208,7 @@ async fn answer(injector: &Injector, slot: &Slot, request: Request) -> Response 
     }
     // Until then the connection may be evicted.
     let _large = if needed > LARGE_BYTES { injector.large.acquire().await.ok() } else { None };
-    slot.set_stage(Stage::Answering);
+    slot.set_stage(ConnectionStage::Answering);
     let begun = Instant::now();
     match review::answer(&question, &injector.config) {
         Ok((outcome, answer)) => {
@@ -223,7 +223,7 @@ async fn answer(injector: &Injector, slot: &Slot, request: Request) -> Response 
 }
 
 /// Receives the body of a request, within the limits of one request and of all.
-async fn receive(mut body: Body, slot: &Slot, metrics: &Metrics) -> Result<Vec<u8>, StatusCode> {
+async fn receive(mut body: Body, slot: &ConnectionSlot, metrics: &Metrics) -> Result<Vec<u8>, StatusCode> {
     let mut received = Vec::new();
     while let Some(frame) = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let Ok(part) = frame.map_err(|_| StatusCode::REQUEST_TIMEOUT)?.into_data() else { continue };

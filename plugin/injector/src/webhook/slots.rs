@@ -19,7 +19,7 @@ pub(super) const MAX_BODY_BYTES: usize = 12 << 20;
 
 /// Stage of a connection, in the order of eviction.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) enum Stage {
+pub(super) enum ConnectionStage {
     /// No request has been received yet.
     New,
     /// A request was answered, and another may follow.
@@ -51,22 +51,22 @@ impl Limit {
 #[derive(Debug)]
 struct Connection {
     address: IpAddr,
-    stage: Stage,
+    stage: ConnectionStage,
     /// Bytes of its request's body that are in memory.
     body_bytes: usize,
     evicted: CancellationToken,
 }
 
 /// The connections by number, in the order in which they were accepted.
-type Table = BTreeMap<u64, Connection>;
+type Connections = BTreeMap<u64, Connection>;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Slots(Arc<Mutex<(u64, Table)>>);
+pub(super) struct ConnectionSlots(Arc<Mutex<(u64, Connections)>>);
 
-impl Slots {
+impl ConnectionSlots {
     /// Takes a slot for a connection from this address. Returns the limit if another connection was evicted for it, and `None`
     /// if every connection that could be evicted is being answered.
-    pub(super) fn enter(&self, address: IpAddr) -> Option<(Slot, Option<Limit>)> {
+    pub(super) fn enter(&self, address: IpAddr) -> Option<(ConnectionSlot, Option<Limit>)> {
         let address = source(address);
         let mut inner = self.lock();
         let (ever, table) = &mut *inner;
@@ -82,7 +82,7 @@ impl Slots {
         };
         if let Some(limit) = limit {
             let may_go = table.iter().filter(|(_, one)| limit != Limit::Address || one.address == address);
-            let may_go = may_go.filter(|(_, one)| one.stage != Stage::Answering);
+            let may_go = may_go.filter(|(_, one)| one.stage != ConnectionStage::Answering);
             // From the address with the most connections, so that an address with a few is not affected by one with many.
             let first = may_go.min_by_key(|(id, one)| (usize::MAX - of(&one.address), one.stage, **id));
             let id = first.map(|(id, _)| *id)?;
@@ -92,12 +92,15 @@ impl Slots {
         }
         *ever += 1;
         let (id, evicted) = (*ever, CancellationToken::new());
-        table.insert(id, Connection { address, stage: Stage::New, body_bytes: 0, evicted: evicted.clone() });
+        table.insert(
+            id,
+            Connection { address, stage: ConnectionStage::New, body_bytes: 0, evicted: evicted.clone() },
+        );
         drop(inner);
-        Some((Slot { slots: self.clone(), id, evicted }, limit))
+        Some((ConnectionSlot { slots: self.clone(), id, evicted }, limit))
     }
 
-    fn lock(&self) -> MutexGuard<'_, (u64, Table)> {
+    fn lock(&self) -> MutexGuard<'_, (u64, Connections)> {
         // Each entry is replaced as a whole, so a panic leaves none half written.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,15 +108,15 @@ impl Slots {
 
 /// The slot of a connection, free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Slot {
-    slots: Slots,
+pub(super) struct ConnectionSlot {
+    slots: ConnectionSlots,
     id: u64,
     /// Cancelled when the connection is evicted.
     pub(super) evicted: CancellationToken,
 }
 
-impl Slot {
-    pub(super) fn set_stage(&self, stage: Stage) {
+impl ConnectionSlot {
+    pub(super) fn set_stage(&self, stage: ConnectionStage) {
         if let Some(connection) = self.slots.lock().1.get_mut(&self.id) {
             connection.stage = stage;
         }
@@ -134,7 +137,8 @@ impl Slot {
             if sums.values().sum::<usize>() <= MAX_BODY_BYTES {
                 return Some(evicted);
             }
-            let sending = table.iter().filter(|(_, one)| one.stage != Stage::Answering && one.body_bytes > 0);
+            let sending =
+                table.iter().filter(|(_, one)| one.stage != ConnectionStage::Answering && one.body_bytes > 0);
             let first = sending.min_by_key(|(id, one)| (usize::MAX - sums[&one.address], **id));
             let id = first.map(|(id, _)| *id)?;
             if let Some(gone) = table.remove(&id) {
@@ -155,11 +159,11 @@ impl Slot {
     }
 
     pub(super) fn has_sent_request(&self) -> bool {
-        self.slots.lock().1.get(&self.id).is_some_and(|connection| connection.stage != Stage::New)
+        self.slots.lock().1.get(&self.id).is_some_and(|connection| connection.stage != ConnectionStage::New)
     }
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.slots.lock().1.remove(&self.id);
     }
@@ -181,16 +185,21 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    fn enter(slots: &Slots, address: IpAddr, stage: Stage, count: usize) -> Vec<Slot> {
+    fn enter(
+        slots: &ConnectionSlots,
+        address: IpAddr,
+        stage: ConnectionStage,
+        count: usize,
+    ) -> Vec<ConnectionSlot> {
         let each = (0..count).map(|_| slots.enter(address).expect("a slot").0);
         each.inspect(|slot| slot.set_stage(stage)).collect()
     }
 
     #[test]
     fn oldest_that_asked_nothing_gives_way_first() {
-        let slots = Slots::default();
-        let idle = enter(&slots, v4(1), Stage::Idle, 1);
-        let new = enter(&slots, v4(1), Stage::New, MAX_OF_ADDRESS - 1);
+        let slots = ConnectionSlots::default();
+        let idle = enter(&slots, v4(1), ConnectionStage::Idle, 1);
+        let new = enter(&slots, v4(1), ConnectionStage::New, MAX_OF_ADDRESS - 1);
         let (_next, limit) = slots.enter(v4(1)).unwrap();
         assert_eq!(limit, Some(Limit::Address));
         assert!(new[0].evicted.is_cancelled() && !new[1].evicted.is_cancelled());
@@ -200,11 +209,12 @@ mod tests {
 
     #[test]
     fn address_with_most_connections_gives_way_when_all_are_taken() {
-        let slots = Slots::default();
-        let few = enter(&slots, v4(9), Stage::New, 3);
-        let many: Vec<_> =
-            (0..4).flat_map(|last| enter(&slots, v4(last), Stage::Idle, MAX_OF_ADDRESS - 1)).collect();
-        let rest = enter(&slots, v4(10), Stage::New, 1);
+        let slots = ConnectionSlots::default();
+        let few = enter(&slots, v4(9), ConnectionStage::New, 3);
+        let many: Vec<_> = (0..4)
+            .flat_map(|last| enter(&slots, v4(last), ConnectionStage::Idle, MAX_OF_ADDRESS - 1))
+            .collect();
+        let rest = enter(&slots, v4(10), ConnectionStage::New, 1);
         assert_eq!(slots.lock().1.len(), MAX_CONNECTIONS);
         let (_next, limit) = slots.enter(v4(11)).unwrap();
         assert_eq!(limit, Some(Limit::All));
@@ -214,15 +224,15 @@ mod tests {
 
     #[test]
     fn address_that_fills_the_memory_of_bodies_gives_way() {
-        let slots = Slots::default();
+        let slots = ConnectionSlots::default();
         let share = MAX_BODY_BYTES / 4;
         let [few, first, second, third] = [9, 1, 1, 1].map(|last| slots.enter(v4(last)).unwrap().0);
         assert_eq!(few.take_body_memory(share), Some(0));
         for slot in [&first, &second, &third] {
-            slot.set_stage(Stage::Receiving);
+            slot.set_stage(ConnectionStage::Receiving);
             assert_eq!(slot.take_body_memory(share), Some(0), "all of it is taken");
         }
-        second.set_stage(Stage::Answering);
+        second.set_stage(ConnectionStage::Answering);
         assert_eq!(few.take_body_memory(1), Some(1));
         assert!(first.evicted.is_cancelled() && !second.evicted.is_cancelled());
         assert_eq!(third.take_body_memory(MAX_BODY_BYTES), None, "too much for it");
@@ -235,10 +245,10 @@ mod tests {
 
     #[test]
     fn answers_are_never_cut_off() {
-        let slots = Slots::default();
-        let _all = enter(&slots, v4(1), Stage::Answering, MAX_OF_ADDRESS);
+        let slots = ConnectionSlots::default();
+        let _all = enter(&slots, v4(1), ConnectionStage::Answering, MAX_OF_ADDRESS);
         assert!(slots.enter(v4(1)).is_none());
-        let _asking = enter(&slots, v4(2), Stage::Receiving, MAX_OF_ADDRESS);
+        let _asking = enter(&slots, v4(2), ConnectionStage::Receiving, MAX_OF_ADDRESS);
         assert!(slots.enter(v4(2)).is_some());
     }
 
@@ -252,8 +262,8 @@ mod tests {
 
     #[test]
     fn places_come_back() {
-        let slots = Slots::default();
-        drop(enter(&slots, v4(1), Stage::New, MAX_OF_ADDRESS));
+        let slots = ConnectionSlots::default();
+        drop(enter(&slots, v4(1), ConnectionStage::New, MAX_OF_ADDRESS));
         assert!(slots.lock().1.is_empty());
     }
 }

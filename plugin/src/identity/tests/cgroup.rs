@@ -137,7 +137,7 @@ fn text(pattern: &str) -> String {
 }
 
 fn container(pattern: &str) -> Result<ContainerRef, NoContainer> {
-    Roots::default().container(&text(pattern))
+    CgroupRoots::default().container(&text(pattern))
 }
 
 fn expected(uid: Option<&str>) -> Result<ContainerRef, NoContainer> {
@@ -187,7 +187,7 @@ fn nested_cluster_uses_its_own_pods() {
             "0::/kubepods.slice/kubepods-podT.slice/cri-containerd-C.scope",
         ),
     ] {
-        let roots = Roots::of_own(&text(own));
+        let roots = CgroupRoots::of_own(&text(own));
         assert_eq!(roots.container(&text(inner)), expected(Some(UID)), "{inner}");
         // One of the outer cluster is not below our root: it is what it is out there.
         assert_eq!(roots.container(&text(outer)), expected(Some(STATIC)), "{outer}");
@@ -197,7 +197,7 @@ fn nested_cluster_uses_its_own_pods() {
 #[test]
 fn roots_are_empty_outside_pods() {
     for own in ["0::/", "0::/kubepods/podU/C", "0::/../..", "0::/system.slice/x.service"] {
-        let roots = Roots::of_own(&text(own));
+        let roots = CgroupRoots::of_own(&text(own));
         assert_eq!(roots.container(&text("0::/kubepods/burstable/podU/C")), expected(Some(UID)), "{own}");
     }
 }
@@ -205,7 +205,7 @@ fn roots_are_empty_outside_pods() {
 proptest::proptest! {
     #[test]
     fn arbitrary_text_does_not_panic(own: String, text: String) {
-        let _ = Roots::of_own(&own).container(&text);
+        let _ = CgroupRoots::of_own(&own).container(&text);
     }
 
     #[test]
@@ -213,7 +213,7 @@ proptest::proptest! {
         own in "([0-9]{0,2}:[a-z,=]{0,8}:?(/(\\.\\.|kubepods|pod[0-9a-f]{32}|[0-9a-f]{64}|(x-)?pod[0-9a-f_]{36}\\.slice|crio-[0-9a-f]{64}\\.scope|:|é))*\n){0,3}",
         text in "([0-9]{0,2}:[a-z,=]{0,8}:?(/(\\.\\.|kubepods|pod[0-9a-f]{32}|[0-9a-f]{64}|(x-)?pod[0-9a-f_]{36}\\.slice|crio-[0-9a-f]{64}\\.scope|:|é))*\n){0,3}",
     ) {
-        if let Ok(container) = Roots::of_own(&own).container(&text) {
+        if let Ok(container) = CgroupRoots::of_own(&own).container(&text) {
             proptest::prop_assert_eq!(container.container_id.len(), 64);
         }
     }

@@ -13,9 +13,9 @@ use nix::sys::socket::{
 use nix::unistd::Pid;
 use shmesh_proto::identity::{PeerIdentity, Unknown};
 use shmesh_sys::pidfd::{PeerPidfd, Pidfd};
-use shmesh_sys::procfs::{File, Kernel, Proc};
+use shmesh_sys::procfs::{Kernel, Proc, ProcFile};
 
-use super::cgroup::Roots;
+use super::cgroup::CgroupRoots;
 use super::pods::{NoPods, Pods};
 use super::process::Resolver;
 
@@ -33,7 +33,7 @@ fn pidfd(pid: i32) -> Pidfd {
 }
 
 fn resolver<P: Proc>(proc: P) -> Resolver<P> {
-    Resolver { proc, roots: Roots::default() }
+    Resolver { proc, roots: CgroupRoots::default() }
 }
 
 fn identify(pidfd: &Pidfd) -> Result<PeerIdentity, Unknown> {
@@ -43,14 +43,14 @@ fn identify(pidfd: &Pidfd) -> Result<PeerIdentity, Unknown> {
 /// Kills a process just before one of its files is read, and reads on in those of another process: as if its number had
 /// been given away by then.
 struct KillsBefore {
-    file: File,
+    file: ProcFile,
     victim: i32,
     successor: i32,
     killed: Cell<bool>,
 }
 
 impl Proc for KillsBefore {
-    fn read(&self, tgid: i32, file: File) -> io::Result<String> {
+    fn read(&self, tgid: i32, file: ProcFile) -> io::Result<String> {
         assert_eq!(tgid, self.victim);
         if file == self.file {
             kill_and_wait(self.victim);
@@ -74,7 +74,7 @@ fn kill_and_wait(pid: i32) {
 #[test]
 fn exit_while_reading_proc_never_mixes_two_processes() {
     let mut successor = sleeper();
-    for file in [File::Stat, File::Status, File::Cgroup] {
+    for file in [ProcFile::Stat, ProcFile::Status, ProcFile::Cgroup] {
         let mut child = sleeper();
         let pidfd = pidfd(pid(&child));
         let proc =
@@ -102,9 +102,9 @@ impl Pods for Kills {
 struct InPod;
 
 impl Proc for InPod {
-    fn read(&self, tgid: i32, file: File) -> io::Result<String> {
+    fn read(&self, tgid: i32, file: ProcFile) -> io::Result<String> {
         match file {
-            File::Cgroup => Ok(format!("0::/kubepods/pod{}/{}\n", "a".repeat(32), "b".repeat(64))),
+            ProcFile::Cgroup => Ok(format!("0::/kubepods/pod{}/{}\n", "a".repeat(32), "b".repeat(64))),
             other => Kernel.read(tgid, other),
         }
     }
@@ -124,7 +124,7 @@ fn exit_after_reading_proc_yields_gone() {
 struct Thread;
 
 impl Proc for Thread {
-    fn read(&self, tgid: i32, file: File) -> io::Result<String> {
+    fn read(&self, tgid: i32, file: ProcFile) -> io::Result<String> {
         Ok(Kernel.read(tgid, file)?.replace(&format!("Tgid:\t{tgid}\n"), "Tgid:\t1\n"))
     }
 }
