@@ -93,7 +93,89 @@ def test_what_an_object_may_be() -> None:
         queue.enqueue([np.zeros(1000), np.asfortranarray(np.arange(6000).reshape(2, 3000)), np.arange(5000)[::2]])
         zeros, fortran, strided = reader.dequeue()
         zeros += 1  # copied, and so writable
+        queue.enqueue([zeros, zeros])
+        first, second = reader.dequeue()
+        assert first is second
         assert fortran[1, 2999] == 5999 and fortran.flags.f_contiguous and strided[-1] == 4998
+
+
+def arrays_of_many_types() -> list[Any]:
+    plain = [np.arange(6).astype(char).reshape(2, 3) for char in "?bBhHiIlLqQefdFDg"]
+    dates = np.array(["2026-11-26", "NaT"], "datetime64[ns]")
+    text = np.array([["a", "bcd"], ["", "e"]])
+    return [
+        *plain,
+        *(array.astype(array.dtype.newbyteorder()) for array in plain),
+        *(array.T for array in plain),
+        dates,
+        dates - dates,
+        text,
+        np.asfortranarray(text),
+        text.astype("S"),
+        np.array("", "U0"),
+        np.arange(20).reshape(4, 5)[::2, 1:],
+        np.broadcast_to(np.float32(7), (3, 2)),
+        np.array(5),
+        np.array(dates[0]),
+        np.zeros((0, 3), np.int16),
+    ]
+
+
+def test_arrays_keep_their_types() -> None:
+    with shmesh.MessageQueue(1 << 20, name="queue") as queue:
+        readers = [shmesh.MessageQueue.attach("queue", allow_pickle=allow) for allow in (False, True)]
+        for array in arrays_of_many_types():
+            queue.enqueue(array)
+            for found in [reader.dequeue() for reader in readers]:
+                assert type(found) is np.ndarray and (found.dtype, found.shape) == (array.dtype, array.shape)
+                assert found.tobytes() == array.tobytes(), array
+        structured = np.zeros(3, [("a", "i4"), ("b", "f8")])
+        objects = np.array([1, "two", None], object)
+        described = np.zeros(2, np.dtype("f4", metadata={"unit": "m"}))
+        for array in (structured, objects, described):
+            queue.enqueue(array)
+            found = readers[1].dequeue()
+            assert found.dtype == array.dtype and found.tolist() == array.tolist()
+            assert found.dtype.metadata == array.dtype.metadata
+            with pytest.raises(shmesh.Denied):
+                readers[0].dequeue()
+        for scalar in (np.float32(2.5), np.int64(-3), np.bool_(True), np.complex64(1 + 2j)):
+            queue.enqueue(scalar)
+            assert all(type(found) is type(scalar) and found == scalar for found in [r.dequeue() for r in readers])
+        for reader in readers:
+            reader.close()
+
+
+class Reduced:
+    """What pickles as it is said."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def test_pointers_of_a_writer_that_is_not_trusted() -> None:
+    pointer = bytes(8)
+    hidden = Reduced(np.dtype, ("V8", False, True), (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0))
+    reconstruct, arguments, _ = np.zeros(4)[::2].__reduce__()
+    frombuffer = np.zeros(4).__reduce_ex__(5)[0]
+    with (
+        shmesh.MessageQueue(1 << 16, name="queue") as queue,
+        shmesh.MessageQueue.attach("queue", allow_pickle=False) as careful,
+    ):
+        for forged in (
+            Reduced(np.ndarray, ((1,), "O", bytearray(pointer))),
+            Reduced(np.ndarray, ((1,), "i8,O", bytearray(2 * pointer))),
+            Reduced(np.ndarray, ((1,), [("a", "O")], bytearray(pointer))),
+            Reduced(np.ndarray, ((1,), hidden, bytearray(pointer))),
+            Reduced(frombuffer, (pointer, hidden, (1,), "C")),
+            Reduced(reconstruct, arguments, (1, (1,), hidden, False, pointer)),
+        ):
+            queue.enqueue(forged)
+            with pytest.raises(shmesh.Denied):
+                careful.dequeue()
 
 
 def test_arrays_that_are_not_copied_hold_the_writer_up() -> None:

@@ -15,10 +15,12 @@ import time
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from . import _array
 from ._errors import Denied, Exhausted, Invalid, NotFound, PeerDied, Timeout, TooLong
 from ._link import Link, PeerEvent
-from ._objects import Parts, read
+from ._objects import PLAIN_SCALARS, Parts, read
 from ._shmesh import Message
 
 __all__ = ["MessageQueue"]
@@ -32,7 +34,8 @@ _PAUSE = 1e-3
 # How long a task waits before it checks whether the queue was closed.
 _LOOK_AGAIN = 1.0
 
-# The functions that create arrays, numbers and types of numpy. None of them runs code of the sender's choice.
+# What an object of a writer that is not trusted may be made of. Nothing of numpy that takes a `dtype`, whose state can claim that
+# pointers are none.
 _HARMLESS = {
     ("builtins", "bytearray"),
     ("builtins", "complex"),
@@ -44,14 +47,7 @@ _HARMLESS = {
     ("datetime", "date"),
     ("datetime", "datetime"),
     ("datetime", "timedelta"),
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy.core.numeric", "_frombuffer"),
+    *(("numpy", scalar.__name__) for scalar in PLAIN_SCALARS),
 }
 
 
@@ -136,8 +132,8 @@ class MessageQueue:
     ) -> MessageQueue:
         """A reader of the queue of this name, which another process made, or makes within ``timeout`` seconds.
 
-        Unpickling runs code that the writer chooses: unless ``allow_pickle``, objects of more than plain values and numpy arrays are
-        accepted only if the files of the queue belong to this user and no other user may write them.
+        Unpickling runs code that the writer chooses: unless ``allow_pickle``, objects of more than plain values and numpy arrays of them
+        are accepted only if the files of the queue belong to this user and no other user may write them.
         """
         queue = cls.__new__(cls)
         queue._prepare(name, _array.ipc_directory(directory), rank)
@@ -427,12 +423,22 @@ def _peer_died(text: str, rank: int | None) -> PeerDied:
 
 class _Harmless(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("numpy", "ndarray"):
+            return _array_of_values
         if (module, name) in _HARMLESS:
             return super().find_class(module, name)
         raise Denied(
             f"the object needs {module}.{name}, and the writer of this queue is not trusted: attach with allow_pickle=True if it may "
             "run any code in this process"
         )
+
+
+def _array_of_values(shape: Any, name: Any, *rest: Any) -> Any:
+    """As `numpy.ndarray`, which makes objects of a sender's bytes, too."""
+    dtype = np.dtype(name)
+    if dtype.hasobject:
+        raise Denied("the object has an array of pointers, and the writer of this queue is not trusted")
+    return np.ndarray(shape, dtype, *rest)
 
 
 def _loads_harmless(pickled: Any, *, buffers: Any) -> Any:
