@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use shmesh_proto::broker::{self, Reply, Request, reply, request};
@@ -14,11 +13,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::actor::ActorEvent;
-use crate::broker::{Account, Reason, SessionId};
+use crate::actor::{ActorEvent, OutgoingPacket};
+use crate::broker::{Reason, SessionId};
 use crate::events::close_foreign;
 use crate::identity::{Connector, KnownPeer};
-use crate::shares::Share;
 
 /// Bytes that wait for clients to read them. One account has at most half: more than the death of the exporter of all its imports
 /// takes, at 256 bytes each.
@@ -31,20 +29,6 @@ pub(crate) const OUTGOING_MAX: usize = 32_768;
 /// Packets that a participant may send before it has answered a challenge, and descriptors with them.
 const EARLY_MAX: usize = 16;
 const EARLY_FDS_MAX: usize = MAX_FDS;
-
-/// One packet to a participant.
-#[derive(Debug)]
-pub(crate) struct OutgoingPacket {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) fds: Vec<Arc<OwnedFd>>,
-    /// Its part of the bytes that may wait; a challenge has none.
-    pub(crate) _room: Option<Share<Account>>,
-}
-
-impl OutgoingPacket {
-    /// Memory of a packet besides its bytes, in the queue and in the allocator.
-    pub(crate) const OVERHEAD: usize = 128;
-}
 
 /// Why a session ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

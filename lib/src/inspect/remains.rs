@@ -8,7 +8,7 @@ use std::sync::Arc;
 use shmesh_sys::process::ProcessIdentity;
 
 use super::View;
-use super::segments::{LinkPath, is_ours};
+use super::segments::{LinkPath, is_ours, with_prefix};
 use super::snapshot::{SeatLocks, SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -231,15 +231,6 @@ pub fn is_unused(dir: &Path, name: &LinkName) -> Result<bool> {
         Err(error) => Err(error),
     };
     is_used.map(|is_used| !is_used).map_err(|error| place.store.refused(&path.display().to_string(), error))
-}
-
-/// The files whose names begin so.
-pub(super) fn with_prefix(dir: &Path, prefix: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(std::result::Result::ok);
-    entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)))
-        .map(|entry| entry.path())
-        .collect()
 }
 
 /// Puts a path among ours or the foreign ones. `false`: there is no such file.

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use shmesh_sys::process::ProcessIdentity;
 use shmesh_sys::{errno, file};
 
-use super::remains::with_prefix;
 use super::snapshot::SeatLocks;
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
@@ -82,6 +81,15 @@ pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
         Err(error) => return Err(error),
     };
     Ok(!matches!(Header::of_file(&file)?, Err(Unusable::NotOurs)))
+}
+
+/// The files of a directory whose names begin with `prefix`.
+pub(super) fn with_prefix(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(std::result::Result::ok);
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// A segment, mapped for reading.

@@ -38,7 +38,6 @@ use crate::broker::{
 use crate::identity::Resolver;
 use crate::links::{LinkIndex, Links};
 use crate::metrics::Metrics;
-use crate::session::OutgoingPacket;
 use crate::shares::{Share, Shares};
 
 /// Maximum age of the metrics while events come in.
@@ -87,6 +86,20 @@ pub(crate) enum ActorEvent {
         done: oneshot::Sender<()>,
     },
     Drain,
+}
+
+/// One packet to a participant.
+#[derive(Debug)]
+pub(crate) struct OutgoingPacket {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<Arc<OwnedFd>>,
+    /// Its part of the bytes that may wait; a challenge has none.
+    pub(crate) _room: Option<Share<Account>>,
+}
+
+impl OutgoingPacket {
+    /// Memory of a packet besides its bytes, in the queue and in the allocator.
+    const OVERHEAD: usize = 128;
 }
 
 #[derive(Debug)]

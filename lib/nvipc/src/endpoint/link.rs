@@ -1,18 +1,19 @@
 //! The parts of a link in shared memory, and the lookup of buffers by address.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
 use shmesh_sys::file::Locked;
 
-use super::open::lock_dir;
 use super::{Buffers, RecoveryStats};
 use crate::exchange::Peer;
 use crate::held::{DataBuffer, DataOfMsg, HeldBuffers};
@@ -349,5 +350,24 @@ impl Shared {
         for path in self.files.iter().rev() {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Locks a directory, so that no other process with this library creates files in it meanwhile.
+pub(super) fn lock_dir(dir: &Path, limit: Duration) -> io::Result<Locked> {
+    let mut file = File::open(dir)?;
+    let start = Instant::now();
+    loop {
+        match Locked::try_lock(file) {
+            Ok(lock) => return Ok(lock),
+            Err((back, error))
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+                    && start.elapsed() < limit =>
+            {
+                file = back;
+            }
+            Err((_, error)) => return Err(error),
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

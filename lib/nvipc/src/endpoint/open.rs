@@ -5,14 +5,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
-use shmesh_sys::file::{self, Locked};
-use shmesh_sys::{errno, eventfd, socket};
+use shmesh_sys::{errno, eventfd, file, socket};
 
-use super::link::{Pool, Shared};
+use super::link::{Pool, Shared, lock_dir};
 use super::{Endpoint, peer};
 use crate::exchange;
 use crate::held::{DataOfMsg, HeldBuffers};
@@ -27,25 +26,6 @@ use crate::{Error, Result};
 
 /// How long to wait for another process that creates a link in the same directory.
 const DIR_LIMIT: Duration = Duration::from_secs(30);
-
-/// Locks a directory, so that no other process with this library creates files in it meanwhile.
-pub(super) fn lock_dir(dir: &Path, limit: Duration) -> io::Result<Locked> {
-    let mut file = File::open(dir)?;
-    let start = Instant::now();
-    loop {
-        match Locked::try_lock(file) {
-            Ok(lock) => return Ok(lock),
-            Err((back, error))
-                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-                    && start.elapsed() < limit =>
-            {
-                file = back;
-            }
-            Err((_, error)) => return Err(error),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// Options for creating and attaching to links.
 ///

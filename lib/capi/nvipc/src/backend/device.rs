@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use shmesh::client::Mechanism;
 use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked};
-use shmesh::{Error, Link, Loan, Message, Side};
+use shmesh::{Link, Loan, Message, Side};
 
-use super::{Failure, PoolId, Result};
+use super::{Failure, PoolId, Result, failed};
 use crate::log::say;
 
 /// Interval at which a secondary checks whether the primary has created the memory.
@@ -93,7 +93,6 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
 impl DeviceMemory {
     /// Opens the memory of a pool: the existing one, or what `maker` creates.
     fn open(link: &Link, pool: PoolId, maker: Maker, wait: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
-        let failed = |error: &Error| super::link::failed(error);
         let of_host = || link.device_pool(pool, HostMemory::new).map(Self::Host);
         let on =
             |ordinal| link.device_pool(pool, |size| CudaMemory::new(&device(ordinal)?, size)).map(Self::Cuda);

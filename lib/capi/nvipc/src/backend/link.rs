@@ -19,7 +19,7 @@ use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
-use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
+use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep, failed};
 use crate::tap::CopiedMessage;
 
 /// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
@@ -177,20 +177,6 @@ impl Hasher for AddressHasher {
         let mixed = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ mixed >> 32;
     }
-}
-
-#[cold]
-pub(super) fn failed(error: &Error) -> Failure {
-    if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
-        return Failure::Exhausted(*pool, *len);
-    }
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    Failure::Refused(text)
 }
 
 impl LinkBackend {

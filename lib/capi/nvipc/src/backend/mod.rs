@@ -21,6 +21,8 @@ use std::fmt::{self, Debug};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use shmesh::{Error, ErrorKind};
+
 use crate::tap::CopiedMessage;
 pub(crate) use device::{Maker, present};
 pub use link::LinkBackend;
@@ -53,6 +55,21 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// Converts an error of the library, with its causes.
+#[cold]
+fn failed(error: &Error) -> Failure {
+    if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
+        return Failure::Exhausted(*pool, *len);
+    }
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text = format!("{text}: {source}");
+        cause = source.source();
+    }
+    Failure::Refused(text)
+}
 
 /// The result type of backends.
 pub type Result<T> = std::result::Result<T, Failure>;
