@@ -14,6 +14,12 @@ import pytest
 SECONDS = 300
 
 
+def pytest_collection_finish() -> None:
+    """Each test collects garbage, which takes as long as there are objects: numpy's and pytest's own are left out."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def ipc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="shmesh-test-", dir="/dev/shm"))

@@ -22,6 +22,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(watched())
 
 
+@pytest.mark.long
 def test_async_for_ends_with_the_last_producer() -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(1024, producers=2)

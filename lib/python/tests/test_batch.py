@@ -306,6 +306,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert len(batches) == 3, "all buffers are there"
 
 
+@pytest.mark.long
 def test_several_consumers() -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(1024, depth=8, producers=3)
@@ -388,6 +389,7 @@ queue.close()
     assert os.listdir(ipc) == [], "the last one takes the name away"
 
 
+@pytest.mark.long
 def test_all_killed_leaves_no_memory_and_names_are_swept(ipc: Path) -> None:
     script = """
 import numpy as np, os, shmesh, signal
@@ -428,6 +430,7 @@ def test_a_message_that_is_no_batch() -> None:
             queue.get(timeout=200)["x"]
 
 
+@pytest.mark.long
 def test_kills_at_any_moment() -> None:
     """Producers are killed at any moment. Batches arrive whole, and no buffer is lost."""
     context = multiprocessing.get_context("fork")

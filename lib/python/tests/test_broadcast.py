@@ -93,6 +93,7 @@ def test_a_slow_reader_is_evicted() -> None:
         assert link.readers == 0
 
 
+@pytest.mark.long
 def test_readers_of_the_latest_value_count_what_they_lose() -> None:
     with shmesh.Link.create("latest", ring_mode="broadcast", ring_len=2, slow="skip", history=1) as link:
         readers = [start(workers.read_broadcast, "latest", MESSAGES - 1) for _ in range(2)]

@@ -696,6 +696,7 @@ def test_events_name_peers_of_before_and_end_with_the_link() -> None:
     assert len(heard) == 2
 
 
+@pytest.mark.long
 def test_fresh_drops_what_an_earlier_run_left() -> None:
     script = """
 import os, shmesh

@@ -222,6 +222,7 @@ def test_readers_that_join_later() -> None:
         queue.enqueue("absent", timeout=WATCHDOG)
 
 
+@pytest.mark.long
 def test_the_rank_of_a_reader_that_died() -> None:
     with shmesh.MessageQueue(1000, depth=2, readers=2, name="queue") as queue:
         victim = SPAWN.Process(target=attach_and_stop, args=("queue", 7))
@@ -267,6 +268,7 @@ def test_ranks_of_seats_that_no_reader_has() -> None:
             queue.wait_until_ready(0)
 
 
+@pytest.mark.long
 def test_a_writer_that_died() -> None:
     process = SPAWN.Process(target=write_one_and_die, args=("queue",))
     process.start()
@@ -400,6 +402,7 @@ def test_idle_readers_and_a_writer_without_room_do_not_wake_up() -> None:
             assert slow.dequeue() == 0
 
 
+@pytest.mark.long
 def test_a_full_queue_and_an_empty_one_wake_each_other_up() -> None:
     # A lost wake-up costs a second: so many would not end within the time of this test.
     count = 2_000

@@ -119,6 +119,7 @@ def test_freeing_first_frees_no_foreign_memory() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.long
 def test_exit_without_cleaning_up_leaves_nothing(ipc: Path) -> None:
     shown = subprocess.run(
         [
@@ -219,6 +220,7 @@ def test_non_contiguous_input_is_no_silent_copy() -> None:
 
 
 
+@pytest.mark.long
 def test_a_reader_that_exits_takes_nothing_along() -> None:
     """cpython#82300: before 3.13 the resource tracker of a reader unlinks the segment when that reader exits."""
     from multiprocessing import shared_memory

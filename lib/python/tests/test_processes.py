@@ -202,6 +202,7 @@ while any(len(link.participants()) < count for link, count in seats.items()):
     assert os.listdir(ipc) == []
 
 
+@pytest.mark.long
 def test_children_come_by_names_also_when_their_parent_ends(ipc: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("""
@@ -320,6 +321,7 @@ def test_in_other_containers_by_name_by_handle_and_by_queue() -> None:
     assert queue.get(timeout=200)["x"].tolist() == [1, 2]
 
 
+@pytest.mark.long
 def test_what_does_not_reach_other_containers_says_what_does() -> None:
     array = shmesh.from_numpy(np.arange(10))
     script = """

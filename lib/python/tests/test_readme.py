@@ -36,6 +36,7 @@ def test_each_example(document: str, tmp_path: Path) -> None:
     run("\n".join(found), tmp_path)
 
 
+@pytest.mark.long
 def test_the_training_example(tmp_path: Path) -> None:
     example = ROOT / "lib/python/examples/train.py"
     arguments = ["--loaders", "2", "--batches", "20", "--batch-mib", "1"]
@@ -60,6 +61,7 @@ def test_the_training_example(tmp_path: Path) -> None:
         ("weights.py", "".join(f"rank {rank}: version 4, 65536\n" for rank in range(2))),
     ],
 )
+@pytest.mark.long
 def test_each_short_example(example: str, printed: str) -> None:
     program = ROOT / "lib/python/examples" / example
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=200)

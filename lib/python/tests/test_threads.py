@@ -44,6 +44,7 @@ def attempt(body: Callable[[], Any], *expected: type[BaseException]) -> Any:
         return type(failure)
 
 
+@pytest.mark.long
 def test_one_link_for_all() -> None:
     with shmesh.Link.create("all", pools={"cpu_data": (4096, 8)}, ring_len=64) as phy, shmesh.Link.attach("all") as mac:
 
@@ -166,6 +167,7 @@ def test_one_queue_for_all() -> None:
         assert sorted(sum(results[THREADS:], [])) == list(range(THREADS * TIMES))
 
 
+@pytest.mark.long
 def test_a_link_is_closed_while_it_is_used() -> None:
     for _ in range(20):
         phy, mac = shmesh.Link.create("closed", backing="memfd"), shmesh.Link.attach("closed")

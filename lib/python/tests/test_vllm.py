@@ -65,6 +65,7 @@ def test_the_methods_of_vllm() -> None:
     writer.shutdown()
 
 
+@pytest.mark.long
 def test_time_limits_and_cancelling() -> None:
     adapter = shmesh.vllm.adapter_of(Original, Handle)
     writer = adapter(1, 1)

@@ -1,5 +1,5 @@
-//! Runs the tests of the Python package: pytest with the module that Cargo has just built. As a long test, also the wheel,
-//! and the check of the stubs against the module.
+//! Runs the tests of the Python package: pytest with the module that Cargo has just built. As a long test, all of them with the
+//! wheel, also those that are marked `long`, and the check of the stubs against the module.
 //!
 //! Uses virtual environments below `target/`, which it creates and fills from PyPI. If that is not possible, it prints what
 //! it skipped; with `SHMESH_REQUIRE_PYTHON=1` that is a failure. `SHMESH_PYTHON` selects another interpreter.
@@ -77,7 +77,7 @@ fn test_module() -> Result<(), Failure> {
     let module = test.with_file_name("lib_shmesh.so");
     std::fs::copy(&module, package.join("shmesh/_shmesh.abi3.so"))
         .map_err(|error| Wrong(format!("{}: {error}", module.display())))?;
-    pytest_with(&python, Some(&package))
+    pytest_with(&python, Some(&package), &["-m", "not long"])
 }
 
 /// Tests the installed package.
@@ -102,7 +102,7 @@ fn test_wheel() -> Result<(), Failure> {
     }
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"];
     succeed(Command::new(&python).args(install).arg(&wheel), Wrong)?;
-    pytest_with(&python, None)?;
+    pytest_with(&python, None, &[])?;
 
     let mut stubs = Command::new(&python);
     stubs.args(["-m", "mypy.stubtest", "shmesh._shmesh"]).current_dir(target);
@@ -114,14 +114,18 @@ fn test_wheel() -> Result<(), Failure> {
 }
 
 /// Runs the tests, with the package in a folder, or with the installed one.
-fn pytest_with(python: &Path, package: Option<&Path>) -> Result<(), Failure> {
+fn pytest_with(python: &Path, package: Option<&Path>, selection: &[&str]) -> Result<(), Failure> {
     // Device keys are brokered by the sidecar, which `cargo test --workspace` has built.
     let sidecar = target().join("debug/shmesh-sidecar");
     if !sidecar.exists() && is_required() {
         return Err(Skipped("device keys take a sidecar: cargo build -p shmesh-sidecar".into()));
     }
     let mut pytest = Command::new(python);
-    pytest.args(["-m", "pytest", "-n", "auto"]).current_dir(here()).env("PYTHONDONTWRITEBYTECODE", "1");
+    pytest
+        .args(["-m", "pytest", "-n", "auto"])
+        .args(selection)
+        .current_dir(here())
+        .env("PYTHONDONTWRITEBYTECODE", "1");
     pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
     if let Some(package) = package {
         pytest.env("PYTHONPATH", package);
