@@ -22,7 +22,8 @@ use shmesh::config::RingMode;
 pub(crate) const CASES: &[harness::Case] = &[
     quick("crash_points::mpmc", || all(RingMode::Mpmc, Extent::Few)),
     quick("crash_points::spsc", || all(RingMode::Spsc, Extent::Few)),
-    quick("crash_points::detach_sampled", sampled),
+    quick("crash_points::detach_sampled", || sampled(&[1_000, 10_000])),
+    long("crash_points::detach_sampled_late", || sampled(&[30_000, 60_000, 90_000])),
     long("crash_points::mpmc_every_operation", || all(RingMode::Mpmc, Extent::All)),
     long("crash_points::spsc_every_operation", || all(RingMode::Spsc, Extent::All)),
     long("crash_points::attach_by_name", attach_by_name),
@@ -145,10 +146,10 @@ impl Examiner<'_> {
 }
 
 /// Detaching takes some hundred thousand instructions: kills at a few of them.
-fn sampled() {
+fn sampled(points: &'static [u64]) {
     let (original, copy) = (Base::new(RingMode::Mpmc), Base::new(RingMode::Mpmc));
     header();
-    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample, VERIFY));
+    assert!(one(RingMode::Mpmc, &scenes::detach(), &original, &copy, Kills::Sample(points), VERIFY));
 }
 
 /// Where the operation is really killed.
@@ -158,12 +159,9 @@ pub(crate) enum Kills {
     None,
     /// Around each change of the shared memory, and in strides, after it was walked through.
     AtChanges,
-    /// At a few instructions, and nowhere else is it examined.
-    Sample,
+    /// At these instructions, and nowhere else is it examined.
+    Sample(&'static [u64]),
 }
-
-/// Instructions of a sample.
-const SAMPLE: [u64; 3] = [1_000, 30_000, 90_000];
 
 /// Examines what a dead participant left.
 pub(crate) type Verify = fn(&Base, &Case, Order) -> Result<Progress, Bad>;
@@ -196,8 +194,8 @@ pub(crate) fn one(
     };
     let operation = |scene: &mut Rc<RefCell<Scene>>| (case.operation)(&mut scene.borrow_mut());
 
-    let points = if kills == Kills::Sample {
-        SAMPLE.to_vec()
+    let points = if let Kills::Sample(points) = kills {
+        points.to_vec()
     } else {
         let (mut seen, mut changes) = (before.clone(), vec![0]);
         let walked = Options::new(case.name).walk(

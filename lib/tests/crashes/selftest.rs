@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::crashpoint::{self, Failures, Kind, Options, Point, Report};
-use crate::harness::{self, quick};
+use crate::harness::{self, long, quick};
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use nix::sys::signal::kill;
@@ -23,18 +23,18 @@ use nix::unistd::Pid;
 
 pub(crate) const CASES: &[harness::Case] = &[
     quick("selftest::busy_flag_is_left_behind", busy_flag_is_left_behind),
-    quick("selftest::vyukov_push_wedges_the_consumer", vyukov_push_wedges_the_consumer),
+    long("selftest::vyukov_push_wedges_the_consumer", vyukov_push_wedges_the_consumer),
     quick("selftest::single_cas_has_no_bad_point", single_cas_has_no_bad_point),
-    quick("selftest::runs_of_different_length_are_survived", runs_of_different_length_are_survived),
-    quick("selftest::shards_cover_all_points", shards_cover_all_points),
-    quick("selftest::steps_jumps_and_walk_agree", steps_jumps_and_walk_agree),
+    long("selftest::runs_of_different_length_are_survived", runs_of_different_length_are_survived),
+    long("selftest::shards_cover_all_points", shards_cover_all_points),
+    long("selftest::steps_jumps_and_walk_agree", steps_jumps_and_walk_agree),
     quick("selftest::walk_stops_early", walk_stops_early),
     quick("selftest::endless_operation_is_reported", endless_operation_is_reported),
     quick("selftest::blocked_operation_is_reported", blocked_operation_is_reported),
     quick("selftest::panic_and_death_are_reported", panic_and_death_are_reported),
     quick("selftest::system_calls_are_single_steps", system_calls_are_single_steps),
-    quick("selftest::panicking_check_is_a_failure", panicking_check_is_a_failure),
-    quick("selftest::signal_handlers_run", signal_handlers_run),
+    long("selftest::panicking_check_is_a_failure", panicking_check_is_a_failure),
+    long("selftest::signal_handlers_run", signal_handlers_run),
     quick("selftest::threads_are_refused", threads_are_refused),
 ];
 
@@ -356,10 +356,10 @@ fn endless(words: &mut Words<1>) {
 }
 
 fn endless_operation_is_reported() {
-    let options = Options::new("endless").max_steps(20_000);
+    let options = Options::new("endless").max_steps(2_000);
     let failed = failures(options.enumerate(Words::<1>::new, endless, |_, _| Ok(())));
     assert!(failed.total == 1 && failed.has(Kind::NotTerminated));
-    assert_eq!(failed.report.steps_total, 20_000);
+    assert_eq!(failed.report.steps_total, 2_000);
     let failed = failures(options.walk(Words::<1>::new, endless, |_, _| Ok(ControlFlow::Continue(()))));
     assert!(failed.total == 1 && failed.has(Kind::NotTerminated));
 }

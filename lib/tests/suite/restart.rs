@@ -645,9 +645,19 @@ fn monitor_notices_a_death() {
 
 #[test]
 fn concurrent_primaries_create_one_link() {
+    race_of_primaries(2);
+}
+
+#[test]
+#[ignore = "long: 20 races of each kind"]
+fn concurrent_primaries_create_one_link_in_every_race() {
+    race_of_primaries(20);
+}
+
+fn race_of_primaries(races: u32) {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
-        for _ in 0..10 {
+        for _ in 0..races {
             let dir = ipc_dir();
             let mut racers: Vec<_> = (0..4).map(|_| Peer::start(dir.path())).collect();
             for racer in &mut racers {
@@ -761,6 +771,16 @@ fn many_participants_attach_at_once() {
 
 #[test]
 fn attaching_and_detaching_never_strands_a_participant() {
+    attach_while_the_other_side_detaches(20);
+}
+
+#[test]
+#[ignore = "long: 300 rounds of each kind"]
+fn attaching_and_detaching_never_strands_a_participant_in_hundreds_of_rounds() {
+    attach_while_the_other_side_detaches(300);
+}
+
+fn attach_while_the_other_side_detaches(rounds: u32) {
     // One side leaves for good, as the last it thinks, while the other comes. Whatever happens first: the one that came
     // must be on the link that the next one finds.
     let _watchdog = Watchdog::start();
@@ -768,7 +788,7 @@ fn attaching_and_detaching_never_strands_a_participant() {
         let dir = ipc_dir();
         let (mut primary, mut secondary) = (Peer::start(dir.path()), Peer::start(dir.path()));
         let create = format!("create link {kind}");
-        for round in 0..150 {
+        for round in 0..rounds {
             primary.tell(&create);
             primary.order("close");
             secondary.order("attach link secondary 0");
@@ -1027,6 +1047,16 @@ fn one_of_two_concurrent_receivers_is_admitted() {
 
 #[test]
 fn newcomers_are_not_refused_while_a_kept_link_is_emptied() {
+    attach_while_a_kept_link_is_emptied((0..40).step_by(8));
+}
+
+#[test]
+#[ignore = "long: 40 moments of each kind"]
+fn newcomers_are_not_refused_at_any_moment_while_a_kept_link_is_emptied() {
+    attach_while_a_kept_link_is_emptied(0..40);
+}
+
+fn attach_while_a_kept_link_is_emptied(moments: impl Iterator<Item = u64> + Clone) {
     let _watchdog = Watchdog::start();
     for kind in ["mode=spsc", "mode=mpmc"] {
         let dir = ipc_dir();
@@ -1035,13 +1065,13 @@ fn newcomers_are_not_refused_while_a_kept_link_is_emptied() {
         let mut config = config("link", kind);
         (config.ring_len, config.pools[0].pool_len) = (4096, 4200);
         let keeper = options.keep(&config).unwrap();
-        for round in 0..40 {
+        for moment in moments.clone() {
             let phy = options.create(&config).unwrap();
             while phy.send_inline(1, 0, b"old").is_ok() {}
             drop(phy);
             let (phy, first) = std::thread::scope(|scope| {
                 let phy = scope.spawn(|| options.clone().fresh(true).create(&config));
-                std::thread::sleep(Duration::from_micros(100 * round));
+                std::thread::sleep(Duration::from_micros(100 * moment));
                 mac.tell("attach link secondary 10000");
                 let first = mac.ask("receive");
                 (phy.join().unwrap(), first)

@@ -1,4 +1,4 @@
-//! Builds the libraries, compiles the C programs in `tests` and runs them: as C and as C++, and under the address and
+//! Builds the libraries, compiles the C programs in `tests` and runs them, as long tests also as C++ and under the address and
 //! undefined-behaviour sanitizers; runs the examples; and installs all of it, to be found by pkg-config.
 
 use std::path::{Path, PathBuf};
@@ -39,16 +39,36 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], out: &Path) {
     succeed(command.arg(format!("-Wl,-rpath,{}", libraries.display())));
 }
 
+/// The programs that need no other library.
+const PROGRAMS: [&str; 6] = ["request", "broadcast", "flow", "events", "refusals", "misuse"];
+
 #[track_caller]
 fn check(program: &str) {
+    check_as(program, "cc", &["-std=c11"]);
+}
+
+#[track_caller]
+fn check_as(program: &str, compiler: &str, flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let sanitizers = ["-std=c11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    let ways: [(&str, &[&str]); 3] =
-        [("cc", &["-std=c11"]), ("c++", &["-std=c++11", "-x", "c++"]), ("cc", &sanitizers)];
-    for (compiler, flags) in ways {
-        let out = folder.path().join(program);
-        compiled(compiler, &format!("tests/{program}"), flags, &out);
-        run_program(&out, |_| {});
+    let out = folder.path().join(program);
+    compiled(compiler, &format!("tests/{program}"), flags, &out);
+    run_program(&out, |_| {});
+}
+
+#[test]
+#[ignore = "long: compiles all programs once more"]
+fn programs_run_as_cxx() {
+    for program in PROGRAMS {
+        check_as(program, "c++", &["-std=c++11", "-x", "c++"]);
+    }
+}
+
+#[test]
+#[ignore = "long: compiles all programs once more, and they run more slowly"]
+fn programs_run_under_sanitizers() {
+    let flags = ["-std=c11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    for program in PROGRAMS {
+        check_as(program, "cc", &flags);
     }
 }
 

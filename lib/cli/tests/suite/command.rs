@@ -599,6 +599,16 @@ fn closed_output_is_no_error() {
 
 #[test]
 fn benchmarks_measure_and_clean_up() {
+    benchmarks(&["data"], &["fd"], &["inline"]);
+}
+
+#[test]
+#[ignore = "long: every form and way to wait takes its time"]
+fn benchmarks_measure_every_form_and_way_to_wait() {
+    benchmarks(&["pooled", "data"], &["spin", "fd"], &["inline", "pooled"]);
+}
+
+fn benchmarks(forms: &[&str], waits: &[&str], broadcast_forms: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     assert_eq!(
@@ -607,44 +617,26 @@ fn benchmarks_measure_and_clean_up() {
         "inline-rtt-64-spsc-spin\npooled-rtt-64-spsc-spin"
     );
     let quick = ["--seconds", "0.1", "--repeat", "1", "--output", "json"];
-    let grid = [
-        "bench",
-        "--ring",
-        "mpmc",
-        "--sizes",
-        "64",
-        "--form",
-        "pooled,data",
-        "--wait",
-        "spin,fd",
-        "--batch",
-        "16",
-    ];
+    let mut grid = vec!["bench", "--ring", "mpmc", "--sizes", "64", "--batch", "16"];
+    let (form, wait) = (forms.join(","), waits.join(","));
+    grid.extend(["--form", &form, "--wait", &wait]);
     let rows = json(dir, &[&grid[..], &quick].concat());
     let rows = rows.as_array().unwrap();
-    assert_eq!(rows.len(), 8, "{rows:?}");
+    assert_eq!(rows.len(), 2 * forms.len() * waits.len(), "{rows:?}");
     for row in rows {
         assert_eq!((&row["group"], &row["processes"]), (&"shmesh".into(), &2.into()));
         assert!(row["p50"].as_f64().unwrap() > 0.0 && row["floor_ns"].as_f64().unwrap() > 0.0, "{row}");
     }
-    let grid = [
-        "bench",
-        "--ring",
-        "broadcast",
-        "--readers",
-        "1,2",
-        "--sizes",
-        "64",
-        "--wait",
-        "poll",
-        "--batch",
-        "1",
-    ];
-    let rows = json(dir, &[&grid[..], &["--form", "inline,pooled"], &quick].concat());
+    let mut grid =
+        vec!["bench", "--ring", "broadcast", "--readers", "1,2", "--sizes", "64", "--wait", "poll"];
+    let form = broadcast_forms.join(",");
+    grid.extend(["--batch", "1", "--form", &form]);
+    let rows = json(dir, &[&grid[..], &quick].concat());
     let rows: Vec<_> = rows.as_array().unwrap().iter().map(|row| (&row["name"], &row["processes"])).collect();
     let expected = |name: &str, processes: u64| (Value::from(name), Value::from(processes));
-    let expected: Vec<_> = ["inline-rtt", "pooled-rtt", "inline-oneway", "pooled-oneway"]
+    let expected: Vec<_> = ["rtt", "oneway"]
         .iter()
+        .flat_map(|metric| broadcast_forms.iter().map(move |form| format!("{form}-{metric}")))
         .flat_map(|test| [1, 2].map(|n| expected(&format!("{test}-64-broadcast{n}-poll"), n + 1)))
         .collect();
     assert_eq!(rows, expected.iter().map(|(name, processes)| (name, processes)).collect::<Vec<_>>());

@@ -78,7 +78,7 @@ fn all_checks_run_on_the_fake_driver() {
         // The free bytes of the directory's file system are the device's.
         ("FAKE_CUDA_DIR", dir.path().to_str().unwrap()),
     ];
-    let found = check(&["--output", "json", "--rounds", "3", "--max-mib", "8"], &variables);
+    let found = check(&["--output", "json", "--rounds", "3", "--max-mib", "4"], &variables);
     let report: Value =
         serde_json::from_slice(&found.stdout).unwrap_or_else(|_| panic!("{}", text(&found.stderr)));
     assert_eq!(found.status.code(), Some(0), "{report:#}");
@@ -113,7 +113,7 @@ fn all_checks_run_on_the_fake_driver() {
 
     // The same for people, and with fewer rounds. Each process makes one context, before anything is measured.
     let before = contexts();
-    let found = check(&["--rounds", "1", "--max-mib", "8"], &variables);
+    let found = check(&["--rounds", "1", "--max-mib", "4"], &variables);
     assert_eq!((contexts() - before, before > 0), (before, true));
     let said = text(&found.stdout);
     assert!(said.starts_with("STEP") && said.contains("P9 timeline"), "{said}");

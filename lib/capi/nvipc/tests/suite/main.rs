@@ -1,5 +1,5 @@
 //! Compiles the C programs in `tests`, links them with the library that cargo has just built, and runs them: as C, as C++,
-//! with the static library, and with the address and undefined-behaviour sanitizers.
+//! with the static library, and as long tests with the address and undefined-behaviour sanitizers.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -46,26 +46,40 @@ fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Pa
     });
 }
 
+/// The programs that run with both layouts.
+const OF_BOTH_LAYOUTS: [&str; 4] = ["flow", "threads", "theirs", "forward"];
+const SANITIZED: [&str; 5] =
+    ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+
+/// Compiles a program without sanitizers and runs it with a layout, or with that of the configuration if it is empty.
 #[track_caller]
-fn check(program: &str, wants_folder: bool) {
-    check_over(program, wants_folder, "");
+fn check(program: &str, layout: &str) {
+    check_as(program, &SANITIZED[..3], layout);
 }
 
 #[track_caller]
-fn check_over(program: &str, wants_folder: bool, layout: &str) {
+fn check_as(program: &str, flags: &[&str], layout: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let args = folder.path().to_str().unwrap();
-    let args = if wants_folder { &[args][..] } else { &[] };
-    run(&compiled("cc", program, &["-std=c11", "-g", "-O1"], folder.path()), args, layout);
-    let sanitized = folder.path().join("sanitized");
-    std::fs::create_dir(&sanitized).unwrap();
-    let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    run(&compiled("cc", program, &flags, &sanitized), args, layout);
+    let compiled = compiled("cc", program, flags, folder.path());
+    // Only one of them reads its argument.
+    let args = [folder.path().to_str().unwrap()];
+    run(&compiled, if program == "refusals" { &args } else { &[] }, layout);
+}
+
+#[test]
+#[ignore = "long: compiles all programs once more, and they run more slowly"]
+fn programs_run_under_sanitizers() {
+    for program in ["layout", "flow", "refusals", "threads", "instances", "forward", "restart", "udp"] {
+        check_as(program, &SANITIZED, "");
+    }
+    for program in OF_BOTH_LAYOUTS {
+        check_as(program, &SANITIZED, "nvipc");
+    }
 }
 
 #[test]
 fn layout_matches_relinked_programs() {
-    check("layout", false);
+    check("layout", "");
 }
 
 #[test]
@@ -89,51 +103,48 @@ fn static_library_links_alone() {
 
 #[test]
 fn messages_flow_between_processes() {
-    check("flow", false);
+    check("flow", "");
 }
 
 #[test]
 fn invalid_calls_are_refused() {
-    check("refusals", true);
+    check("refusals", "");
 }
 
 #[test]
 fn threads_share_an_endpoint() {
-    check("threads", false);
+    check("threads", "");
 }
 
 #[test]
 fn instances_and_helper_functions() {
-    check("instances", false);
+    check("instances", "");
 }
 
 #[test]
 fn tap_copies_messages() {
-    check("forward", false);
+    check("forward", "");
 }
 
 #[test]
 fn data_parts_in_device_memory() {
     let folder = tempfile::tempdir().unwrap();
     let double = shmesh_fake_cuda::library();
-    let flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    for flags in [&flags[..3], &flags] {
-        let program = compiled("cc", "devices", flags, folder.path());
-        for gpu in ["-1", "0"] {
-            run_with(&program, &[gpu], "", &[("SHMESH_CUDA_LIBRARY", &double)]);
-        }
+    let program = compiled("cc", "devices", &SANITIZED, folder.path());
+    for gpu in ["-1", "0"] {
+        run_with(&program, &[gpu], "", &[("SHMESH_CUDA_LIBRARY", &double)]);
     }
 }
 
 #[test]
 fn either_side_is_killed_and_restarts() {
-    check("restart", false);
+    check("restart", "");
 }
 
 #[test]
 fn nvipc_layout_passes_the_same_tests() {
-    for program in ["flow", "threads", "theirs", "forward"] {
-        check_over(program, false, "nvipc");
+    for program in OF_BOTH_LAYOUTS {
+        check(program, "nvipc");
     }
 }
 
@@ -204,5 +215,5 @@ fn more_threads_than_cores_make_progress() {
 
 #[test]
 fn messages_flow_over_udp() {
-    check("udp", false);
+    check("udp", "");
 }
