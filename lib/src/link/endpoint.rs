@@ -18,6 +18,9 @@ use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::{Ordering, fence, overwrite};
 
+/// Messages whose lines are prefetched before the first of them is freed.
+const FREED_TOGETHER: usize = 32;
+
 /// A participant and its private state.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
@@ -201,9 +204,16 @@ impl Endpoint {
         }
     }
 
-    /// Frees a message that was sent on a broadcast ring.
-    fn free(&self, kept: PublishedMessage) {
-        self.release(kept.cell, MsgOwner(kept.owner), DataRef::from_word(kept.data));
+    /// Frees messages that were sent on a broadcast ring.
+    fn free(&self, passed: &[PublishedMessage]) {
+        for some in passed.chunks(FREED_TOGETHER) {
+            for kept in some {
+                self.msg.prefetch(kept.cell);
+            }
+            for kept in some {
+                self.release(kept.cell, MsgOwner(kept.owner), DataRef::from_word(kept.data));
+            }
+        }
     }
 
     /// Sends a loaned message on a broadcast ring.

@@ -186,14 +186,18 @@ impl PoolCache {
     #[cold]
     #[inline(never)]
     fn refill(&self, seats_used: usize) -> u32 {
-        self.table.hints.refill(self.seat, seats_used, &self.recent, |index| {
-            // Their last holder has these lines. A locked instruction waits for its own line and for those of all stores
-            // before it, so one after the other they would cost a round trip each; asked for now, they come together.
-            prefetch_exclusive(self.table.cell(index));
-            if let Some(bytes) = &self.bytes {
-                prefetch_exclusive_at(bytes.buffer(index).as_ptr());
-            }
-        })
+        self.table.hints.refill(self.seat, seats_used, &self.recent, |index| self.prefetch(index))
+    }
+
+    /// Prefetches what a release or claim of a buffer writes, if many follow. The last holder has these lines. A locked
+    /// instruction waits for its own line and for those of all stores before it, so one after the other they would cost a
+    /// round trip each; asked for now, they come together.
+    #[inline]
+    pub(crate) fn prefetch(&self, index: u32) {
+        prefetch_exclusive(self.table.cell(index));
+        if let Some(bytes) = &self.bytes {
+            prefetch_exclusive_at(bytes.buffer(index).as_ptr());
+        }
     }
 
     /// Ends the epoch `held`. `false`: it was over already, because its holder was declared dead.

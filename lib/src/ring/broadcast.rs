@@ -78,6 +78,8 @@ pub(crate) struct Writer {
     credit: Cell<u64>,
     /// Messages in buffers from the gate on, oldest first.
     kept: RefCell<VecDeque<(u64, PublishedMessage)>>,
+    /// Messages that the gate has passed, while they are freed: scratch memory, to avoid an allocation.
+    passed: RefCell<Vec<PublishedMessage>>,
     /// Messages in buffers before the gate that readers hold.
     held: RefCell<Vec<PublishedMessage>>,
     /// The cells that readers hold: scratch memory, to avoid an allocation.
@@ -209,7 +211,7 @@ impl Broadcast {
         seats: &Seats,
         kept: impl Fn(Entry) -> Option<PublishedMessage>,
         all: impl Iterator<Item = PublishedMessage>,
-        free: impl FnMut(PublishedMessage),
+        free: impl FnMut(&[PublishedMessage]),
     ) -> Writer {
         let capacity = self.words.capacity();
         let mut tail = self.tail().load(Ordering::Acquire);
@@ -307,7 +309,7 @@ impl Broadcast {
         &self,
         me: &Writer,
         seats: &Seats,
-        free: impl FnMut(PublishedMessage),
+        free: impl FnMut(&[PublishedMessage]),
     ) -> Result<(), Full> {
         match me.credit.get().checked_sub(1) {
             Some(credit) => {
@@ -321,7 +323,7 @@ impl Broadcast {
     /// Reads the cursors, frees what all readers have passed, and makes room.
     #[cold]
     #[inline(never)]
-    fn look(&self, me: &Writer, seats: &Seats, free: impl FnMut(PublishedMessage)) -> Result<(), Full> {
+    fn look(&self, me: &Writer, seats: &Seats, free: impl FnMut(&[PublishedMessage])) -> Result<(), Full> {
         let capacity = self.words.capacity();
         let stride = (capacity / 4).clamp(1, STRIDE_MAX);
         if self.skips() {
@@ -336,7 +338,7 @@ impl Broadcast {
     }
 
     /// Moves the gate to the slowest reader. Returns `false` if it is there already.
-    fn advance(&self, me: &Writer, seats: &Seats, free: impl FnMut(PublishedMessage)) -> bool {
+    fn advance(&self, me: &Writer, seats: &Seats, free: impl FnMut(&[PublishedMessage])) -> bool {
         let (tail, old) = (me.tail.get(), me.gate.get());
         let history = tail.wrapping_sub(tail.wrapping_sub(old).min(self.rules.history.into()));
         let gate = self.slowest(seats, old, tail).min_by(old, history);
@@ -352,27 +354,25 @@ impl Broadcast {
         gate != old
     }
 
-    /// Frees messages before the gate.
-    fn pass_gate(&self, me: &Writer, mut free: impl FnMut(PublishedMessage)) {
+    /// Frees messages before the gate, all at once: their lines are in the readers' caches, and can come together.
+    fn pass_gate(&self, me: &Writer, mut free: impl FnMut(&[PublishedMessage])) {
         let (tail, gate) = (me.tail.get(), me.gate.get());
         let open = tail.wrapping_sub(gate);
         let mut kept = me.kept.borrow_mut();
-        while let Some((position, _)) = kept.front() {
-            if tail.wrapping_sub(*position) <= open {
-                break;
-            }
-            if let Some((_, passed)) = kept.pop_front() {
-                if self.skips() {
-                    me.held.borrow_mut().push(passed);
-                } else {
-                    free(passed);
-                }
-            }
+        let mut passed = me.passed.borrow_mut();
+        while kept.front().is_some_and(|(position, _)| tail.wrapping_sub(*position) > open) {
+            passed.extend(kept.pop_front().map(|(_, message)| message));
+        }
+        if self.skips() {
+            me.held.borrow_mut().append(&mut passed);
+        } else {
+            free(&passed);
+            passed.clear();
         }
     }
 
     /// Moves the gate of a ring with `skip`, and frees messages before it that no reader holds.
-    fn retire(&self, me: &Writer, gate: u64, seats: &Seats, free: impl FnMut(PublishedMessage)) {
+    fn retire(&self, me: &Writer, gate: u64, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
         me.gate.set(gate);
         self.gate().store(gate, Ordering::Release);
         self.pass_gate(me, |_| {});
@@ -382,7 +382,7 @@ impl Broadcast {
     }
 
     /// Frees messages before the gate that no reader holds.
-    fn sweep(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(PublishedMessage)) {
+    fn sweep(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(&[PublishedMessage])) {
         // HOLD
         fence(Ordering::SeqCst);
         let mut holds = me.holds.borrow_mut();
@@ -398,7 +398,7 @@ impl Broadcast {
         me.held.borrow_mut().retain(|kept| {
             let is_held = holds.contains(&hold_of(kept.cell));
             if !is_held {
-                free(*kept);
+                free(std::slice::from_ref(kept));
             }
             is_held
         });
@@ -410,7 +410,7 @@ impl Broadcast {
         &self,
         me: &Writer,
         seats: &Seats,
-        mut free: impl FnMut(PublishedMessage),
+        mut free: impl FnMut(&[PublishedMessage]),
     ) -> bool {
         if !self.skips() {
             return self.advance(me, seats, free);
@@ -440,7 +440,7 @@ impl Broadcast {
         entry: Entry,
         kept: PublishedMessage,
         seats: &Seats,
-        free: impl FnMut(PublishedMessage),
+        free: impl FnMut(&[PublishedMessage]),
     ) {
         me.kept.borrow_mut().push_back((me.tail.get(), kept));
         self.publish(me, entry, seats, free);
@@ -454,7 +454,7 @@ impl Broadcast {
         ids: u64,
         msg: &[u8],
         seats: &Seats,
-        free: impl FnMut(PublishedMessage),
+        free: impl FnMut(&[PublishedMessage]),
     ) {
         let tail = me.tail.get();
         let before = self.words.lap(tail).wrapping_sub(1);
@@ -466,7 +466,7 @@ impl Broadcast {
     }
 
     #[inline(always)]
-    fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(PublishedMessage)) {
+    fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
         let (tail, next) = (me.tail.get(), me.tail.get().wrapping_add(1));
         self.words.publish(tail, entry);
         me.tail.set(next);
@@ -482,7 +482,7 @@ impl Broadcast {
     }
 
     /// Frees all messages, even those that readers have not received, for a link that is emptied.
-    pub(crate) fn forget(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(PublishedMessage)) {
+    pub(crate) fn forget(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(&[PublishedMessage])) {
         me.gate.set(me.tail.get());
         self.gate().store(me.tail.get(), Ordering::Release);
         self.pass_gate(me, &mut free);
@@ -490,7 +490,7 @@ impl Broadcast {
     }
 
     /// Frees what all readers have passed, because the writer detaches.
-    pub(crate) fn settle(&self, me: &Writer, seats: &Seats, free: impl FnMut(PublishedMessage)) {
+    pub(crate) fn settle(&self, me: &Writer, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
         if self.skips() {
             self.sweep(me, seats, free);
         } else {
