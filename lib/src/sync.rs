@@ -11,6 +11,7 @@ mod word {
     /// A 64-bit word that several threads or processes write.
     pub(crate) type AtomicU64 = core::sync::atomic::AtomicU64;
     pub(crate) use core::sync::atomic::fence;
+    pub(crate) use std::sync::{Mutex, MutexGuard};
     /// Stores a word that others change by exchange.
     #[inline(always)]
     pub(crate) fn overwrite(word: &AtomicU64, value: u64, order: core::sync::atomic::Ordering) {
@@ -27,6 +28,7 @@ mod word {
 #[cfg(loom)]
 mod word {
     use core::sync::atomic::Ordering;
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
 
     /// Loom's atomic word, with a correction.
     ///
@@ -135,8 +137,13 @@ mod word {
 }
 
 pub(crate) use core::sync::atomic::Ordering;
-pub(crate) use word::AtomicU64;
+pub(crate) use word::{AtomicU64, Mutex, MutexGuard};
 pub(crate) use word::{fence, machine_word, overwrite, spin};
+
+/// Locks a mutex of this process whose value is valid even if a thread panicked with it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 /// Words in a [`Line`].
 pub(crate) const WORDS_PER_LINE: usize = 8;

@@ -203,7 +203,7 @@ pub(crate) fn put(
     let Some(loan) = loan_of(handle, layout, extra).map_err(crate::error::of_link)? else { return Ok(false) };
     for (place, source) in layout.places.iter().zip(sources) {
         let hold = loan.hold()?;
-        let target = view_of(py, place, hold.data, true, hold)?;
+        let target = view_of(py, place, hold.data()?, true, hold)?;
         // SAFETY: both are arrays, and live until numpy has copied.
         if unsafe { PY_ARRAY_API.PyArray_CopyInto(py, target.as_ptr().cast(), source.as_ptr().cast()) } < 0 {
             return Err(PyErr::fetch(py));
@@ -261,11 +261,11 @@ impl Batch {
         match &self.held {
             BatchContent::Written(loan) => {
                 let hold = loan.hold()?;
-                view_of(py, place, hold.data, true, hold)
+                view_of(py, place, hold.data()?, true, hold)
             }
             BatchContent::Received(message) => {
                 let hold = message.hold()?;
-                view_of(py, place, hold.data, false, hold)
+                view_of(py, place, hold.data(), false, hold)
             }
         }
     }

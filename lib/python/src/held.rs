@@ -77,14 +77,20 @@ impl Handle {
     }
 
     /// Counts a released message. Waking a sender for each buffer would cost more than it gains.
-    fn released(&self, link: &shmesh::Link) {
-        if self.notify_releases.load(Ordering::Relaxed) {
+    fn released(&self) {
+        let (notifies, after) =
+            (self.notify_releases.load(Ordering::Relaxed), self.post_after.load(Ordering::Relaxed));
+        // In a forked child the lock is a copy, which a thread of the parent may have held.
+        if !notifies && after == 0 || !self.is_here() {
+            return;
+        }
+        let link = self.lock();
+        if notifies {
             // A writer that is not woken looks again within a second.
             let _ = link.notify();
         }
-        let after = self.post_after.load(Ordering::Relaxed);
         if after > 0 && self.unposted.fetch_add(1, Ordering::Relaxed) + 1 >= after {
-            self.post_now(link);
+            self.post_now(&link);
         }
     }
 
@@ -118,89 +124,68 @@ impl Part {
         Self { start: NonNull::from(bytes).cast(), len: bytes.len() }
     }
 
-    fn of_mut(bytes: &mut [u8]) -> Self {
-        Self { len: bytes.len(), start: NonNull::from(bytes).cast() }
+    fn at(bytes: NonNull<[u8]>) -> Self {
+        Self { start: bytes.cast(), len: bytes.len() }
+    }
+
+    #[expect(unsafe_code, reason = "the bytes are those of a buffer that the hold keeps")]
+    fn array<'py>(
+        self,
+        py: Python<'py>,
+        hold: Arc<impl Send + Sync + 'static>,
+        writable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: the part comes from the loan or message, which the hold keeps until the array is gone. A loan is not sent
+        // before that.
+        unsafe { view::bytes(py, self.start, self.len, writable, hold) }
     }
 }
 
-/// A loan or message, with the participant that it borrows from.
+/// A loan that arrays keep alive.
 #[derive(Debug)]
-pub(crate) struct Hold<T> {
-    /// Borrows from the participant below, which outlives it. Only accessed while that is locked.
-    item: Mutex<Option<T>>,
-    msg: Part,
-    pub(crate) data: Part,
-    received: bool,
+pub(crate) struct LoanHold {
+    /// `None` only after an error that drops the loan. Taken only while there is no other reference to the hold.
+    loan: Mutex<Option<shmesh::OwnedLoan>>,
     handle: Arc<Handle>,
 }
 
-#[expect(
-    unsafe_code,
-    reason = "loans and messages point to a participant that may move between threads, but is no `Sync`"
-)]
-// SAFETY: `item` is only accessed while `handle` is locked, so one thread at a time uses the participant. The parts are
-// pointers, which only arrays read and write.
-unsafe impl<T> Send for Hold<T> {}
-#[expect(unsafe_code, reason = "as above")]
-// SAFETY: as above.
-unsafe impl<T> Sync for Hold<T> {}
-
-impl<T> Hold<T> {
-    fn take(&self) -> Option<T> {
-        self.item.lock().unwrap_or_else(PoisonError::into_inner).take()
+impl LoanHold {
+    fn place(&self) -> MutexGuard<'_, Option<shmesh::OwnedLoan>> {
+        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, item: T) {
-        *self.item.lock().unwrap_or_else(PoisonError::into_inner) = Some(item);
+    fn msg(&self) -> PyResult<Part> {
+        self.place().as_ref().map(|loan| Part::at(loan.msg_ptr())).ok_or_else(Loan::was_closed)
+    }
+
+    pub(crate) fn data(&self) -> PyResult<Part> {
+        self.place().as_ref().map(|loan| Part::at(loan.data_ptr())).ok_or_else(Loan::was_closed)
     }
 }
 
-impl<T> Drop for Hold<T> {
-    fn drop(&mut self) {
-        if !self.handle.made.is_here() {
-            // The buffers belong to the parent: a forked child releases nothing.
-            std::mem::forget(self.take());
-            return;
-        }
-        let link = self.handle.lock();
-        drop(self.take());
-        if self.received {
-            self.handle.released(&link);
-        }
-        drop(link);
-    }
-}
-
-pub(crate) type LoanHold = Hold<shmesh::Loan<'static>>;
-pub(crate) type MessageHold = Hold<HeldMessage>;
-
-/// A message, from a ring or from a reply slot.
+/// A message that arrays keep alive.
 #[derive(Debug)]
-pub(crate) enum HeldMessage {
-    Message(shmesh::Message<'static>),
-    Reply(shmesh::OwnedMessage),
+pub(crate) struct MessageHold {
+    /// `None` only while it is dropped.
+    message: Option<shmesh::OwnedMessage>,
+    handle: Arc<Handle>,
 }
 
-#[expect(
-    unsafe_code,
-    reason = "a participant on the heap, whose loans and messages are kept beside a reference to it"
-)]
-fn unbound(link: &shmesh::Link) -> &'static shmesh::Link {
-    // SAFETY: the participant is in an `Arc<Handle>`, which does not move. The caller puts what it borrows into a `Hold`
-    // with that `Arc`, which drops the borrow first.
-    unsafe { &*std::ptr::from_ref(link) }
+impl MessageHold {
+    fn msg(&self) -> &[u8] {
+        self.message.as_ref().map_or(&[], |message| message.msg())
+    }
+
+    pub(crate) fn data(&self) -> Part {
+        Part::of(self.message.as_ref().map_or(&[], |message| message.data()))
+    }
 }
 
-#[expect(unsafe_code, reason = "the bytes are those of a buffer that the hold keeps")]
-fn array<'py, T: 'static>(
-    py: Python<'py>,
-    hold: &Arc<Hold<T>>,
-    part: Part,
-    writable: bool,
-) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the part comes from the loan or message, which the hold keeps until the array is gone. A loan is not sent
-    // before that.
-    unsafe { view::bytes(py, part.start, part.len, writable, Arc::clone(hold)) }
+impl Drop for MessageHold {
+    fn drop(&mut self) {
+        drop(self.message.take());
+        self.handle.released();
+    }
 }
 
 /// A message being written. The contents of `msg` and `data` are sent without a copy.
@@ -224,22 +209,17 @@ impl Loan {
         data: Option<(shmesh::config::PoolId, usize)>,
     ) -> shmesh::Result<Self> {
         let link = handle.lock();
-        let ours = unbound(&link);
         let mut loan = match data {
-            Some((pool, _)) => ours.loan_with(pool)?,
-            None => ours.loan()?,
+            Some((pool, _)) => link.loan_with(pool)?,
+            None => link.loan()?,
         };
-        let bytes = loan.resize_msg(msg)?;
-        write(bytes);
-        let msg = Part::of_mut(bytes);
-        let data = match data {
-            Some((_, len)) => Part::of_mut(loan.resize_data(len)?),
-            None => Part { start: NonNull::dangling(), len: 0 },
-        };
-        let hold =
-            Hold { item: Mutex::new(Some(loan)), msg, data, received: false, handle: Arc::clone(handle) };
+        write(loan.resize_msg(msg)?);
+        if let Some((_, len)) = data {
+            loan.resize_data(len)?;
+        }
+        let loan = Mutex::new(Some(loan.into_owned()));
         drop(link);
-        Ok(Self(Mutex::new(Some(Arc::new(hold)))))
+        Ok(Self(Mutex::new(Some(Arc::new(LoanHold { loan, handle: Arc::clone(handle) })))))
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Arc<LoanHold>>> {
@@ -283,7 +263,7 @@ impl Loan {
 
     pub(crate) fn do_send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
         let (_, notified) = self.give(msg_id, cell_id, |link, loan| {
-            loan.send().map_err(|failed| (Some(failed.loan), failed.error))?;
+            loan.send().map_err(|failed| (Some(failed.loan.into_owned()), failed.error))?;
             Ok(if notify { link.notify() } else { Ok(()) })
         })?;
         match notified {
@@ -302,9 +282,9 @@ impl Loan {
         msg_id: i32,
         cell_id: i32,
         give: impl FnOnce(
-            &'static shmesh::Link,
-            shmesh::Loan<'static>,
-        ) -> Result<T, (Option<shmesh::Loan<'static>>, shmesh::Error)>,
+            &shmesh::Link,
+            shmesh::Loan<'_>,
+        ) -> Result<T, (Option<shmesh::OwnedLoan>, shmesh::Error)>,
     ) -> PyResult<(Arc<Handle>, T)> {
         self.is_open()?;
         let hold = self.unviewed().map_err(|views| {
@@ -318,13 +298,12 @@ impl Loan {
         })?;
         let hold = hold.ok_or_else(Self::was_closed)?;
         let link = hold.handle.lock();
-        let loan = hold.take();
-        let given = loan.map(|loan| give(unbound(&link), loan.with_msg_id(msg_id).with_cell_id(cell_id)));
-        let given = given.map(|given| {
+        let loan = hold.place().take();
+        let given = loan.map(|loan| {
+            let loan = link.adopt(loan).map_err(|error| (None, error));
+            let given = loan.and_then(|loan| give(&link, loan.with_msg_id(msg_id).with_cell_id(cell_id)));
             given.map_err(|(loan, error)| {
-                if let Some(loan) = loan {
-                    hold.put(loan);
-                }
+                *hold.place() = loan;
                 error
             })
         });
@@ -346,14 +325,14 @@ impl Loan {
     #[getter]
     fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
-        array(py, &hold, hold.msg, true)
+        hold.msg()?.array(py, hold, true)
     }
 
     /// The DATA part, as a writable array; empty without one.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
-        array(py, &hold, hold.data, true)
+        hold.data()?.array(py, hold, true)
     }
 
     #[pyo3(signature = (*, msg_id=0, cell_id=0, notify=true))]
@@ -366,7 +345,7 @@ impl Loan {
     fn request(&self, msg_id: i32, cell_id: i32) -> PyResult<PendingReply> {
         let (handle, pending) = self.give(msg_id, cell_id, |link, loan| {
             let made = link.request(loan).map(shmesh::PendingReply::into_owned);
-            made.map_err(|failed| (Some(failed.loan), failed.error))
+            made.map_err(|failed| (Some(failed.loan.into_owned()), failed.error))
         })?;
         Ok(PendingReply::new(&handle, pending))
     }
@@ -415,44 +394,24 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    fn keep(handle: &Arc<Handle>, message: HeldMessage) -> Self {
-        macro_rules! read {
-            ($message:expr) => {{
-                let parts = (Part::of($message.msg()), Part::of($message.data()));
-                ($message.msg_id(), $message.cell_id(), $message.is_inline(), parts)
-            }};
-        }
-        let (msg_id, cell_id, inline, (msg, data)) = match &message {
-            HeldMessage::Message(message) => read!(message),
-            HeldMessage::Reply(message) => read!(message),
-        };
-        let hold =
-            Hold { item: Mutex::new(Some(message)), msg, data, received: true, handle: Arc::clone(handle) };
+    pub(crate) fn keep(handle: &Arc<Handle>, message: shmesh::OwnedMessage) -> Self {
+        let (msg_id, cell_id, inline) = (message.msg_id(), message.cell_id(), message.is_inline());
+        let hold = MessageHold { message: Some(message), handle: Arc::clone(handle) };
         Self { hold: Mutex::new(Some(Arc::new(hold))), msg_id, cell_id, inline }
     }
 
-    pub(crate) fn reply(handle: &Arc<Handle>, reply: shmesh::OwnedMessage) -> Self {
-        Self::keep(handle, HeldMessage::Reply(reply))
-    }
-
     pub(crate) fn take(handle: &Arc<Handle>) -> shmesh::Result<Option<Self>> {
-        let link = handle.lock();
-        let message =
-            unbound(&link).receive()?.map(|message| Self::keep(handle, HeldMessage::Message(message)));
-        drop(link);
-        Ok(message)
+        let message = handle.lock().receive()?.map(shmesh::Message::into_owned);
+        Ok(message.map(|message| Self::keep(handle, message)))
     }
 
     /// Receives up to `max` messages. Those before an error are kept.
     pub(crate) fn take_batch(handle: &Arc<Handle>, max: usize) -> shmesh::Result<Vec<Self>> {
         let link = handle.lock();
         let mut messages = Vec::new();
-        let failed = unbound(&link).receive_batch(&mut messages, max).err();
-        let messages: Vec<_> = messages
-            .into_iter()
-            .map(HeldMessage::Message)
-            .map(|message| Self::keep(handle, message))
-            .collect();
+        let failed = link.receive_batch(&mut messages, max).err();
+        let messages: Vec<_> =
+            messages.into_iter().map(|message| Self::keep(handle, message.into_owned())).collect();
         drop(link);
         match failed {
             Some(error) if messages.is_empty() => Err(error),
@@ -465,11 +424,8 @@ impl Message {
     }
 
     /// Reads its MSG part, which a hostile sender can still change: read each byte only once.
-    #[expect(unsafe_code, reason = "the bytes of a message that is held")]
     pub(crate) fn with_msg<T>(&self, read: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
-        let hold = self.hold()?;
-        // SAFETY: the part comes from the message, which is held until `read` returns.
-        Ok(read(unsafe { std::slice::from_raw_parts(hold.msg.start.as_ptr(), hold.msg.len) }))
+        Ok(read(self.hold()?.msg()))
     }
 
     pub(crate) fn hold(&self) -> PyResult<Arc<MessageHold>> {
@@ -485,14 +441,14 @@ impl Message {
     #[getter]
     fn msg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
-        array(py, &hold, hold.msg, false)
+        Part::of(hold.msg()).array(py, hold, false)
     }
 
     /// The DATA part, as a read-only array; empty without one.
     #[getter]
     fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let hold = self.hold()?;
-        array(py, &hold, hold.data, false)
+        hold.data().array(py, hold, false)
     }
 
     /// A copy of the MSG part, as bytes.

@@ -86,7 +86,7 @@ impl PendingReply {
     /// Takes the next reply, or None. Never waits.
     fn try_take(&self, py: Python<'_>) -> PyResult<Option<Message>> {
         let reply = self.with(py, OwnedPendingReply::try_take)?;
-        Ok(reply.map(|reply| Message::reply(&self.handle, reply)))
+        Ok(reply.map(|reply| Message::keep(&self.handle, reply)))
     }
 
     /// Waits for the next reply. Returns None if it timed out.
@@ -103,7 +103,7 @@ impl PendingReply {
             })?;
         }
         let reply = reply.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok(reply.map(|reply| Message::reply(&self.handle, reply)))
+        Ok(reply.map(|reply| Message::keep(&self.handle, reply)))
     }
 
     /// Whether `try_take` has a reply or an exception.
@@ -215,10 +215,10 @@ impl Request {
     #[pyo3(signature = (loan, *, msg_id=0, cell_id=0, more=false))]
     fn reply_loan(&self, loan: &Loan, msg_id: i32, cell_id: i32, more: bool) -> PyResult<bool> {
         let hold = self.hold()?;
-        let (_, sent) = loan.give(msg_id, cell_id, |link, loan| {
+        let (_, sent) = loan.give(msg_id, cell_id, |_, loan| {
             let (mut request, loan) = (lock(&hold.request), loan.into_owned());
             let sent = if more { request.stream(loan) } else { request.reply(loan) };
-            sent.map_err(|failed| (link.adopt(failed.loan).ok(), failed.error))
+            sent.map_err(|failed| (Some(failed.loan), failed.error))
         })?;
         Ok(sent)
     }

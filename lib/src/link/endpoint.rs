@@ -4,6 +4,7 @@
 //! payload bytes.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 use super::core::{Cell, Core, DataRef, INLINE, SeatOwners, TABLES};
 use super::request_steps::Requester;
@@ -14,6 +15,7 @@ use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, PoolCache};
 use crate::ring::broadcast::{self, Broadcast, PublishedMessage};
 use crate::ring::entry::Entry;
+use crate::ring::owned_reads::OwnedReads;
 use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::{Ordering, fence, overwrite};
@@ -195,6 +197,11 @@ impl Endpoint {
         }
     }
 
+    /// The owned messages of a reader.
+    pub(super) fn owned_reads(&self) -> Option<Arc<OwnedReads>> {
+        self.reader.as_ref().map(|reader| Arc::clone(&reader.owned))
+    }
+
     /// This participant's state as a reader. Only for participants whose incoming ring is a broadcast ring.
     #[inline(always)]
     pub(crate) fn reader(&self) -> &broadcast::Reader {
@@ -272,7 +279,7 @@ impl Endpoint {
         if let Ring::Broadcast(ring) = &self.incoming
             && is_seated
         {
-            ring.unsubscribe(self.me.seat);
+            ring.leave(self.reader(), &self.me);
         }
         if let (Ring::Broadcast(ring), Some(writer)) = (&self.outgoing, self.writer.get())
             && is_seated

@@ -12,6 +12,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::notify::Sleepers;
 use crate::participant::Participant;
 use crate::pool::owner::MsgOwner;
+use crate::ring::broadcast::Token;
+use crate::ring::owned_reads::OwnedReads;
 use crate::ring::{Ring, Wild};
 use shmesh_sys::sigbus;
 
@@ -24,6 +26,8 @@ pub(super) struct SeatLease {
     pub(super) shared: Arc<Shared>,
     pub(super) me: Participant,
     window: Arc<Window>,
+    /// The owned messages from a broadcast ring.
+    reads: Option<Arc<OwnedReads>>,
     /// Number of threads that sleep until a message or reply is sent to this seat.
     pub(super) asleep: Arc<Mutex<u32>>,
     /// While it has a seat, the process stays present on the link and its monitor runs.
@@ -36,6 +40,7 @@ impl SeatLease {
             shared: Arc::clone(shared),
             me: endpoint.me,
             window: Arc::clone(&endpoint.requester.window),
+            reads: endpoint.owned_reads(),
             asleep: Arc::default(),
             _attachment: Arc::clone(attachment),
         })
@@ -52,9 +57,18 @@ impl SeatLease {
 
     /// Frees the buffers of a message or loan, from any thread.
     pub(super) fn release(&self, cell: u32, owner: MsgOwner, data: DataRef) {
-        // A forked child has copies of what its parent holds. Otherwise this fails only if the participant was evicted.
-        if self.shared.me.is_me() {
-            let _ = self.core().release_anywhere(cell, owner, data);
+        // A forked child has copies of what its parent holds.
+        if !self.shared.me.is_me() {
+            return;
+        }
+        let core = self.core();
+        if let (Some(token), Some(reads)) = (owner.token(), &self.reads) {
+            if let Ring::Broadcast(ring) = core.incoming(self.me.word.side()) {
+                ring.release_owned(reads, &self.me, &core.seats, Token(token));
+            }
+        } else {
+            // Fails only if the participant was evicted.
+            let _ = core.release_anywhere(cell, owner, data);
         }
     }
 

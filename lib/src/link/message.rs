@@ -415,7 +415,6 @@ macro_rules! readable {
 
             /// The DATA part. Empty without one, and if it is in device memory: there,
             /// [`DevicePool`](crate::device::DevicePool) has its address.
-            /// [`DevicePool`](crate::device::DevicePool) says where it is.
             #[must_use]
             #[inline]
             pub fn data(&self) -> &[u8] {
@@ -430,7 +429,6 @@ macro_rules! readable {
             }
 
             /// The DATA part, for a receiver that does not trust the other processes of the link. Empty where
-            /// [`data`](Self::data) is.
             /// [`data`](Self::data) is.
             #[must_use]
             #[inline]

@@ -14,6 +14,8 @@ use super::{Link, SharedBytes};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
+use crate::ring::Ring;
+use crate::ring::broadcast::Token;
 
 /// A received message that does not borrow from its link. It can be kept next to the [`Link`] in a struct, moved to another
 /// thread, and held across an `.await`.
@@ -39,38 +41,42 @@ use crate::pool::owner::MsgOwner;
 /// ```
 pub struct OwnedMessage {
     received: ReceivedParts,
-    /// MSG and DATA, if they could not stay in their buffers.
+    /// MSG and DATA, if they could not keep their buffers.
     copy: Option<Box<[u8]>>,
     lease: Arc<SeatLease>,
 }
 
 #[expect(unsafe_code, reason = "pointers into memory that the lease keeps, held by this message alone")]
 mod message_threads {
-    // SAFETY: the owner word gives the buffers to this message, and an inline message has its bytes in an allocation of its
-    // own. Releasing them only exchanges words in shared memory, and uses nothing that belongs to the thread of the link's
-    // handle.
+    // SAFETY: the owner word, or the cursor or hold of its reader, keeps the buffers for this message, and an inline message
+    // has its bytes in an allocation of its own. Releasing them changes words in shared memory, and what `OwnedReads` keeps
+    // under a lock; it uses nothing that belongs to the thread of the link's handle.
     unsafe impl Send for super::OwnedMessage {}
     // SAFETY: through a reference the bytes are only read.
     unsafe impl Sync for super::OwnedMessage {}
 }
 
 impl Message<'_> {
-    /// Makes the message independent of the link's handle. Copies nothing, except in ring mode `broadcast`. There, other
-    /// readers have the message too, and this handle's cursor or hold keeps its buffers. So MSG and DATA are copied, and a
-    /// DATA part in device memory is lost.
+    /// Makes the message independent of the link's handle. Copies nothing, with one exception: on a broadcast link with
+    /// `slow: skip`, where a reader can hold six messages in buffers, the sixth is copied, so that the handle can still
+    /// receive. If its DATA part is in device memory, it keeps its buffers like the others.
+    ///
+    /// On a broadcast link, a message counts as unread until it is dropped, owned or not.
     #[must_use]
     pub fn into_owned(self) -> OwnedMessage {
-        let lease = Arc::clone(&self.link().lease);
-        if self.received.owner.token().is_some() {
-            let (msg, data, mut received) = (self.msg(), self.data(), self.received);
-            let core = self.link().core();
-            if received.data.parts().is_some_and(|(pool, _)| core.pool(pool).is_none()) {
-                (received.data, received.descriptor.data_len) = (DataRef::NONE, 0);
+        let (link, received) = (self.link(), self.received);
+        let lease = Arc::clone(&link.lease);
+        if let (Some(token), Ring::Broadcast(ring)) = (received.owner.token(), link.incoming()) {
+            let (reader, token) = (link.endpoint.reader(), Token(token));
+            if received.data.parts().is_some_and(|(pool, _)| link.core().pool(pool).is_none()) {
+                ring.own_hold(reader, token);
+            } else if !ring.own(reader, token) {
+                let copy = Some([self.msg(), self.data()].concat().into_boxed_slice());
+                return OwnedMessage { received, copy, lease };
             }
-            return OwnedMessage { received, copy: Some([msg, data].concat().into_boxed_slice()), lease };
         }
-        let borrowed = ManuallyDrop::new(self);
-        OwnedMessage { received: borrowed.received, copy: None, lease }
+        let _kept = ManuallyDrop::new(self);
+        OwnedMessage { received, copy: None, lease }
     }
 }
 
@@ -80,7 +86,7 @@ fn part(bytes: &[u8]) -> (NonNull<u8>, u32) {
 }
 
 impl OwnedMessage {
-    /// Creates a message that the participant of `lease` has received, not from a broadcast ring.
+    /// Creates a reply that the participant of `lease` has received.
     pub(super) fn new(received: ReceivedParts, lease: &Arc<SeatLease>) -> Self {
         Self { received, copy: None, lease: Arc::clone(lease) }
     }
@@ -174,6 +180,10 @@ impl Part {
     fn of(bytes: &mut [u8]) -> Self {
         Self(NonNull::from(&mut *bytes).cast(), bytes.len())
     }
+
+    fn bytes(self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.0, self.1)
+    }
 }
 
 #[expect(unsafe_code, reason = "pointers into memory that the lease keeps, held by this loan alone")]
@@ -218,6 +228,19 @@ impl OwnedLoan {
         // Both: a DATA buffer only has 18 bits of the epoch of its MSG buffer, so its owner word alone would not protect
         // it.
         (self.owner, self.buffer) = (MsgOwner::NONE, DataRef::NONE);
+    }
+
+    /// Address and length of the bytes of the MSG part, for a C library or another language. They may be written and read
+    /// until the loan is dropped or adopted.
+    #[must_use]
+    pub fn msg_ptr(&self) -> NonNull<[u8]> {
+        self.msg.bytes()
+    }
+
+    /// As [`msg_ptr`](Self::msg_ptr), for the DATA part. Empty without one, and if it is in device memory.
+    #[must_use]
+    pub fn data_ptr(&self) -> NonNull<[u8]> {
+        self.data.bytes()
     }
 
     /// The bytes of the MSG part.

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::stage::{
-    self, DATA, HeldBuffers, InlineError, ReceivedItem, abandon, attach, broadcast, loan, loan_with, release,
-    rules, send, send_inline,
+    self, DATA, HeldBuffers, InlineError, ReceivedItem, Release, abandon, attach, broadcast, loan, loan_with,
+    release, rules, send, send_inline,
 };
 use crate::config::SlowReaders;
 use crate::link::core::Core;
@@ -31,6 +31,8 @@ enum Operation {
     Send(bool),
     SendInline,
     Receive(usize),
+    /// As `Receive`, and the message is made independent of the handle.
+    ReceiveOwned(usize),
     Release(usize, usize),
 }
 
@@ -47,6 +49,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         12 => any::<bool>().prop_map(Send),
         6 => Just(SendInline),
         20 => n().prop_map(Receive),
+        10 => n().prop_map(ReceiveOwned),
         12 => (n(), n()).prop_map(|(a, b)| Release(a, b)),
     ]
 }
@@ -56,13 +59,21 @@ struct Reader {
     /// Index of the next message.
     next: usize,
     held: Vec<(usize, HeldBuffers)>,
+    /// Owned messages, and what releases each.
+    owned: Vec<(usize, HeldBuffers, Release)>,
     lost: u64,
 }
 
 impl Reader {
     /// The position of its cursor.
     fn oldest(&self) -> usize {
-        self.held.iter().map(|(index, _)| *index).min().unwrap_or(self.next)
+        self.held().map(|(index, _)| index).min().unwrap_or(self.next)
+    }
+
+    /// The messages in buffers that it holds, and their indices.
+    fn held(&self) -> impl Iterator<Item = (usize, &HeldBuffers)> {
+        let owned = self.owned.iter().map(|(index, held, _)| (*index, held));
+        self.held.iter().map(|(index, held)| (*index, held)).chain(owned)
     }
 }
 
@@ -153,6 +164,7 @@ impl World {
                     endpoint: attach(&self.core, Secondary),
                     next,
                     held: Vec::new(),
+                    owned: Vec::new(),
                     lost: 0,
                 });
             }
@@ -162,7 +174,15 @@ impl World {
                 let reader = self.readers.swap_remove(i);
                 let oldest = reader.oldest();
                 match operation {
-                    Leave(_) => stage::leave(&reader.endpoint),
+                    Leave(_) => {
+                        // The seat stays taken until the last owned message is released.
+                        reader.endpoint.retire();
+                        for (_, held, release) in reader.owned {
+                            self.check_held(&held);
+                            release();
+                        }
+                        stage::leave(&reader.endpoint);
+                    }
                     Die(_) => self.dead.push((abandon(reader.endpoint), Some(oldest))),
                     _ => {
                         let other = abandon(reader.endpoint);
@@ -210,17 +230,41 @@ impl World {
             }
             Receive(i) => {
                 let Some(i) = self.pick(i) else { return };
-                if self.readers[i].held.len() == 6 {
+                if self.readers[i].held().count() < 6 {
+                    self.receive(i);
+                }
+            }
+            ReceiveOwned(i) => {
+                let Some(i) = self.pick(i) else { return };
+                let count = self.readers[i].held().count();
+                if count == 6 {
                     return;
                 }
                 self.receive(i);
+                let reader = &mut self.readers[i];
+                if reader.held().count() == count {
+                    return;
+                }
+                let (index, held) = reader.held.pop().expect("it was just received");
+                match stage::own(&reader.endpoint, &held) {
+                    Some(release) => reader.owned.push((index, held, release)),
+                    None => {
+                        assert!(self.slow == SlowReaders::Skip && count == 5, "all holds are in use");
+                        assert!(release(&reader.endpoint, &held));
+                    }
+                }
             }
             Release(i, j) => {
                 let Some(i) = self.pick(i) else { return };
                 let reader = &mut self.readers[i];
-                if !reader.held.is_empty() {
-                    let held = reader.held.swap_remove(j % reader.held.len()).1;
+                let all = reader.held().count();
+                let Some(j) = j.checked_rem(all) else { return };
+                if j < reader.held.len() {
+                    let held = reader.held.swap_remove(j).1;
                     assert!(release(&reader.endpoint, &held));
+                } else {
+                    let release = reader.owned.swap_remove(j - reader.held.len()).2;
+                    release();
                 }
             }
         }
@@ -264,7 +308,7 @@ impl World {
     fn check_exhausted(&mut self, with_data: bool) {
         let gate = if self.skips() { self.sent.len().saturating_sub(self.history) } else { self.look() };
         let cells = self.sent[gate..].iter().filter_map(|sent| sent.1);
-        let held = self.readers.iter().flat_map(|reader| reader.held.iter().map(|(_, held)| held.cell));
+        let held = self.readers.iter().flat_map(|reader| reader.held().map(|(_, held)| held.cell));
         let mut kept: BTreeSet<u32> = cells.collect();
         if self.skips() {
             kept.extend(held);
@@ -277,24 +321,33 @@ impl World {
         assert!(with_data || kept.len() == len, "{} of {len} buffers are kept", kept.len());
     }
 
+    fn owner(&self, cell: u32) -> MsgOwner {
+        MsgOwner(self.core.msg().table.owner(cell).load(Ordering::Relaxed))
+    }
+
+    fn check_held(&self, held: &HeldBuffers) {
+        let owner = self.owner(held.cell);
+        assert!(matches!(owner.holder(), Holder::Published(_)), "a reader has it");
+        if let Some((pool, index)) = held.data {
+            let table = self.core.data_table(pool).unwrap().0;
+            let data = DataOwner(table.owner(index).load(Ordering::Relaxed));
+            assert!(data.belongs_to(held.cell, owner));
+        }
+    }
+
     /// Messages that readers hold or have not received are in the ring, and each DATA buffer belongs to one message.
     fn check(&self) {
-        let owner = |cell| MsgOwner(self.core.msg().table.owner(cell).load(Ordering::Relaxed));
         let mut kept = BTreeMap::new();
         for reader in &self.readers {
-            for (_, held) in &reader.held {
-                assert!(matches!(owner(held.cell).holder(), Holder::Published(_)), "a reader has it");
-                if let Some((pool, index)) = held.data {
-                    let table = self.core.data_table(pool).unwrap().0;
-                    let data = DataOwner(table.owner(index).load(Ordering::Relaxed));
-                    assert!(data.belongs_to(held.cell, owner(held.cell)));
-                }
+            for (_, held) in reader.held() {
+                self.check_held(held);
                 kept.insert(held.cell, held.msg_id);
             }
             if !self.skips() {
                 for (id, cell) in &self.sent[reader.next..] {
                     let Some(cell) = cell else { continue };
-                    assert!(matches!(owner(*cell).holder(), Holder::Published(_)), "it waits for a reader");
+                    let holder = self.owner(*cell).holder();
+                    assert!(matches!(holder, Holder::Published(_)), "it waits for a reader");
                     assert!(
                         kept.insert(*cell, *id).is_none_or(|other| other == *id),
                         "one buffer for one message"

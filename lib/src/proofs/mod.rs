@@ -21,15 +21,16 @@
 //! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
 //! | seats, as admission reads them | `a_clone_keeps_the_side` |
 //! | EVENT | `no_participant_sleeps_over_an_event` |
-//! | PASSED, cursor and holds | `broadcast_to_two`, `held_message_is_not_overwritten` |
+//! | PASSED, cursor and holds | `broadcast_to_two`, `held_message_is_not_overwritten`; of owned messages `owned_message_is_not_overwritten` |
 //! | JOIN, both fences | `a_newcomer_keeps_its_first_message` |
 //! | HOLD, both fences | `held_message_is_not_overwritten` |
 //! | OVERWRITE, both fences | `overwritten_inline_message_is_not_torn` |
 //! | posts | `post_makes_messages_visible` |
 //! | REPLY, ROOM, OVER | `models/request.rs`, see below |
 //!
-//! Of broadcast rings, two parts are only argued: OPEN at the ends that only newcomers after the first look use, and what
-//! `inspect` and a successor's first look read.
+//! Of broadcast rings, three parts are only argued: OPEN at the ends that only newcomers after the first look use, what
+//! `inspect` and a successor's first look read, and PASSED where a handle moves its cursor or leaves after another thread
+//! has released an owned message: the lock orders the two.
 //!
 //! Loom cannot detect four kinds of error. It never delays a load, so a consumer's reads of a slot never see the producer's
 //! next writes: CONSUME needs its Acquire by the memory model, and no model shows it. Its `overwrite` is an exchange, so

@@ -128,6 +128,23 @@ pub(super) fn release_anywhere(core: &Core, held: &HeldBuffers) -> bool {
     core.release_anywhere(held.cell, held.owner, data_ref(held))
 }
 
+/// Releases an owned message, in any thread.
+pub(super) type Release = Box<dyn FnOnce() + Send>;
+
+/// Makes a message of a broadcast ring independent of its reader's handle, as `Message::into_owned` does. Returns what
+/// releases it, in any thread; `None` if it has to be copied.
+pub(super) fn own(reader: &Endpoint, held: &HeldBuffers) -> Option<Release> {
+    let (Some(token), Ring::Broadcast(ring)) = (held.owner.token(), &reader.incoming) else { unreachable!() };
+    if !ring.own(reader.reader(), Token(token)) {
+        return None;
+    }
+    let (owned, who, core) = (reader.reader().owned.clone(), reader.me, reader.core.clone());
+    Some(Box::new(move || {
+        let Ring::Broadcast(ring) = core.incoming(who.word.side()) else { unreachable!() };
+        ring.release_owned(&owned, &who, &core.seats, Token(token));
+    }))
+}
+
 pub(super) fn entry_of(held: &HeldBuffers) -> Entry {
     Entry::pooled(held.cell, held.owner.epoch())
 }

@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicU64 as Count, Ordering};
 
 use super::stage::{
-    HeldBuffers, ReceivedItem, abandon, attach, broadcast, link, loan_with, receive, receive_batch, release,
-    release_anywhere, rules, send, send_inline_of,
+    HeldBuffers, ReceivedItem, Release, abandon, attach, broadcast, link, loan_with, own, receive,
+    receive_batch, release, release_anywhere, rules, send, send_inline_of,
 };
 use crate::config::SlowReaders;
 use crate::link::endpoint::Endpoint;
@@ -193,6 +193,61 @@ fn one_to_all() {
             });
         }
     });
+}
+
+/// Owned messages: a third thread reads and releases what the reader received, also after the reader's handle is dropped.
+#[test]
+fn broadcast_messages_released_in_another_thread() {
+    for slow in [SlowReaders::Wait, SlowReaders::Skip] {
+        let core = broadcast(4, rules(slow, 0), 12, 12);
+        let (writer, reader, other) =
+            (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
+        // It reads nothing, and must not hold the writer up.
+        other.retire();
+        let (to_other, received) = std::sync::mpsc::channel::<(HeldBuffers, Release)>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || send_all(&writer, 1));
+            scope.spawn(move || {
+                let mut kept = Vec::new();
+                for (held, release) in received {
+                    kept.push((held, release));
+                    // Not in the order in which they were received.
+                    if kept.len() == 2 {
+                        for (held, release) in kept.drain(..).rev() {
+                            bytes::check(&other, &held);
+                            release();
+                        }
+                    }
+                }
+                for (held, release) in kept {
+                    bytes::check(&other, &held);
+                    release();
+                }
+            });
+            let mut last = 0;
+            while last < MESSAGES {
+                let got = until(|| receive(&reader).expect("no damage"));
+                assert!(got.msg_id() > last, "in order, and each once");
+                assert!(slow == SlowReaders::Skip || got.msg_id() == last + 1, "each");
+                last = got.msg_id();
+                match got {
+                    ReceivedItem::Pooled(held) => match own(&reader, &held) {
+                        Some(release) => to_other.send((held, release)).expect("the other thread runs"),
+                        None => {
+                            finish(&reader, &ReceivedItem::Pooled(held));
+                        }
+                    },
+                    inline => {
+                        finish(&reader, &inline);
+                    }
+                }
+            }
+            reader.retire();
+            drop(to_other);
+        });
+        let Ring::Broadcast(ring) = core.outgoing(Primary) else { unreachable!() };
+        assert_eq!(ring.readers(&core.seats).count(), 0, "the last owned message unsubscribes");
+    }
 }
 
 /// Readers for which the writer does not wait get each message whole or not at all.

@@ -28,20 +28,22 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::entry::Entry;
 use super::inline::InlineLines;
+use super::owned_reads::OwnedReads;
 use super::{BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
 use crate::config::{BroadcastConfig, SlowReaders};
 use crate::participant::{Participant, SeatIndex, SeatWord, Seats};
 use crate::segment::{Lines, prefetch_shared};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-const CURSOR: usize = 0;
+pub(super) const CURSOR: usize = 0;
 /// Next to the count: the participant of the line, so that the next one in the seat is not a reader before it subscribes.
 const LOST: usize = 1;
-const HOLDS: usize = 2;
+pub(super) const HOLDS: usize = 2;
 /// Maximum number of messages in buffers that a reader of a ring with `skip` can hold.
 pub(crate) const HOLDS_MAX: usize = 6;
 /// Maximum number of messages after which the writer reads the cursors.
@@ -53,7 +55,7 @@ const ROUNDS_MAX: usize = 1_000;
 pub(crate) struct Broadcast {
     pub(super) words: Words,
     /// One line per seat.
-    cursors: Lines,
+    pub(super) cursors: Lines,
     rules: BroadcastConfig,
 }
 
@@ -92,15 +94,19 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 pub(crate) struct Reader {
     word: SeatWord,
-    line: Lines,
+    pub(super) line: Lines,
     /// The position of the next message.
     next: Cell<u64>,
-    /// The oldest message that it holds, or `next`. This is the value of its cursor.
-    oldest: Cell<u64>,
+    /// The oldest message that the handle holds, or `next`. This is the value of its cursor, unless an owned message is
+    /// older.
+    pub(super) oldest: Cell<u64>,
     /// For the positions after `oldest` and before `next`: whether their messages were released.
     ended: RefCell<VecDeque<bool>>,
     /// The holds in use, as bits.
-    holds: Cell<u8>,
+    pub(super) holds: Cell<u8>,
+    pub(crate) owned: Arc<OwnedReads>,
+    /// Whether owned messages may keep the cursor.
+    pub(super) has_owned: Cell<bool>,
     lost: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
@@ -143,7 +149,7 @@ impl Broadcast {
     }
 
     #[inline]
-    fn skips(&self) -> bool {
+    pub(super) fn skips(&self) -> bool {
         self.rules.slow == SlowReaders::Skip
     }
 
@@ -542,6 +548,8 @@ impl Broadcast {
             oldest: Cell::new(first),
             ended: RefCell::default(),
             holds: Cell::new(0),
+            owned: Arc::new(OwnedReads::new(first)),
+            has_owned: Cell::new(false),
             lost: Cell::new(0),
             long: Cell::new(false),
         }
@@ -647,11 +655,8 @@ impl Broadcast {
             me.next.set(position.wrapping_add(1));
             return Ok(Some(Token(position)));
         }
-        let hold = (!me.holds.get()).trailing_zeros();
-        if hold as usize >= HOLDS_MAX {
-            return Err(TakeError::Holding);
-        }
-        let word = me.line[0].word(HOLDS + hold as usize);
+        let hold = self.free_hold(me).ok_or(TakeError::Holding)?;
+        let word = me.line[0].word(HOLDS + hold);
         // PASSED: Release, because a writer that sees this hold also sees that the one before it was released.
         word.store(hold_of(entry.wild_cell()), Ordering::Release);
         // HOLD
@@ -662,7 +667,7 @@ impl Broadcast {
         }
         me.holds.set(me.holds.get() | 1 << hold);
         self.pass(me, position);
-        Ok(Some(Token(hold.into())))
+        Ok(Some(Token(hold as u64)))
     }
 
     /// Releases a message in a buffer.
@@ -711,7 +716,15 @@ impl Broadcast {
                 oldest = oldest.wrapping_add(1);
             }
         }
+        self.move_cursor(me, oldest);
+    }
+
+    #[inline(always)]
+    fn move_cursor(&self, me: &Reader, oldest: u64) {
         me.oldest.set(oldest);
+        if me.has_owned.get() {
+            return self.move_shared_cursor(me, oldest);
+        }
         // PASSED
         me.line[0].word(CURSOR).store(oldest, Ordering::Release);
     }
@@ -731,9 +744,8 @@ impl Broadcast {
     /// Forgets what it holds by its cursor, and continues at another position.
     fn resume_at(&self, me: &Reader, next: u64) {
         me.next.set(next);
-        me.oldest.set(next);
         me.ended.borrow_mut().clear();
-        me.line[0].word(CURSOR).store(next, Ordering::Release);
+        self.move_cursor(me, next);
     }
 }
 

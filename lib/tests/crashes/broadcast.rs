@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use shmesh::config::{PoolId, RingMode, SlowReaders};
-use shmesh::{ErrorKind, Link, SeatIndex, Side};
+use shmesh::{ErrorKind, Link, Message, SeatIndex, Side};
 
 use crate::crash_points::{Kills, header, one};
 use crate::crashpoint::Options;
@@ -32,13 +32,19 @@ pub(crate) const CASES: &[harness::Case] = &[
 ];
 
 /// Those of a hundred thousand instructions: each is examined, and none is killed once more.
-const WALKED: [&str; 4] = [
+const WALKED: [&str; 5] = [
     "the writer leaves",
     "join in a dead reader's seat",
     "leave with a message",
+    "leave with an owned message, release it",
     "publish inline, evict a reader",
 ];
-const QUICK: [&str; 3] = ["publish MSG, free what was read", "take MSG+DATA", "release MSG+DATA"];
+const QUICK: [&str; 4] = [
+    "publish MSG, free what was read",
+    "take MSG+DATA",
+    "release MSG+DATA",
+    "take MSG+DATA and inline, own and release both",
+];
 
 fn all(slow: SlowReaders, only: &[&str]) {
     let [original, copy] = [(); 2].map(|()| Base::broadcast(slow));
@@ -211,6 +217,33 @@ fn cases(slow: SlowReaders) -> Vec<Case> {
                 scene
             },
             |s| drop(s.messages.pop()),
+        ),
+        case(
+            "take MSG+DATA and inline, own and release both",
+            &WAITING,
+            &[],
+            |base| reader(base, &WAITING),
+            |s| {
+                let owned = [(); 2].map(|()| s.victim.receive().map(|found| found.map(Message::into_owned)));
+                drop(owned);
+            },
+        ),
+        case(
+            "leave with an owned message, release it",
+            &WAITING,
+            &[],
+            |base| {
+                let mut scene = scene(base, Side::Secondary);
+                scene.leaver = Some(base.handle(Side::Secondary));
+                publish(&scene, scene.third.expect("the writer"), &[], &WAITING);
+                scene
+            },
+            |s| {
+                let leaver = s.leaver.take().expect("it is prepared");
+                let owned = leaver.receive().map(|found| found.map(Message::into_owned));
+                drop(leaver);
+                drop(owned);
+            },
         ),
         case(
             "take 3, release the last one first",

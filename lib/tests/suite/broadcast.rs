@@ -643,28 +643,69 @@ fn a_wild_cursor_is_its_readers_own_loss() {
     }
 }
 
+fn send_with_data(writer: &Link, id: i32) {
+    let mut loan = writer.loan_with(PoolId::CpuData).unwrap();
+    loan.resize_msg(3).unwrap().copy_from_slice(b"msg");
+    loan.resize_data(4096).unwrap().fill(0xa5);
+    loan.with_msg_id(id).send().unwrap();
+}
+
 #[test]
-fn owned_messages_are_copies_and_hold_up_nobody() {
+fn owned_message_keeps_its_buffers_and_counts_as_unread() {
+    let _watchdog = Watchdog::start();
     for slow in SLOW {
-        let world = World::new(slow);
+        let world = World::new(&format!("{slow} ring=8"));
         let reader = world.reader();
-        let mut loan = world.writer.loan_with(PoolId::CpuData).unwrap();
-        loan.resize_msg(3).unwrap().copy_from_slice(b"msg");
-        loan.resize_data(4096).unwrap().fill(0xa5);
-        loan.with_msg_id(7).send().unwrap();
-        let owned = reader.receive().unwrap().expect("it was just sent").into_owned();
-        // Round the ring and the pools, with the message still there.
+        send_with_data(&world.writer, 7);
+        send_with_data(&world.writer, 8);
+        let [first, second] = [(); 2].map(|()| reader.receive().unwrap().expect("it was just sent"));
+        let places = [first.msg().as_ptr(), first.data().as_ptr()];
+        // Not in the order in which they were received.
+        let (second, first) = (second.into_owned(), first.into_owned());
+        assert_eq!(places, [first.msg().as_ptr(), first.data().as_ptr()], "{slow}: nothing was copied");
+        drop(second);
+        drop(reader);
+        let check = move || {
+            assert_eq!(
+                (first.msg_id(), first.msg(), first.data()),
+                (7, &b"msg"[..], &[0xa5; 4096][..]),
+                "{slow}"
+            );
+        };
+        let mut sent = 0;
+        while sent < 100 && send(&world.writer, sent, &sent.to_string()).is_ok() {
+            sent += 1;
+        }
+        assert_eq!(sent, if slow.contains("skip") { 100 } else { 6 }, "{slow}: two of eight are not past it");
+        assert_eq!(world.writer.readers(), 1, "{slow}: it counts as a reader");
+        std::thread::spawn(check).join().unwrap();
+        assert_eq!(world.writer.readers(), 0, "{slow}");
         for id in 0..100 {
             world.send(id);
-            assert_eq!(drain(&reader), [id], "{slow}");
         }
-        drop(reader);
-        assert_eq!(
-            (owned.msg_id(), owned.msg(), owned.data()),
-            (7, &b"msg"[..], &[0xa5; 4096][..]),
-            "{slow}"
-        );
     }
+}
+
+#[test]
+fn sixth_owned_message_is_copied_so_that_its_reader_can_receive() {
+    let world = World::new("slow=skip ring=8");
+    let reader = world.reader();
+    let mut kept = Vec::new();
+    for id in 0..40 {
+        send_with_data(&world.writer, id);
+        let message = reader.receive().unwrap().expect("it was just sent");
+        let place = message.data().as_ptr();
+        let owned = message.into_owned();
+        assert_eq!(owned.data().as_ptr() == place, id < 5, "{id}");
+        kept.push(owned);
+    }
+    assert!(kept.iter().all(|owned| owned.msg() == b"msg" && owned.data() == [0xa5; 4096]));
+    // The hold of a dropped message is used again.
+    kept.remove(2);
+    send_with_data(&world.writer, 40);
+    let message = reader.receive().unwrap().expect("it was just sent");
+    let place = message.data().as_ptr();
+    assert_eq!(message.into_owned().data().as_ptr(), place);
 }
 
 #[test]

@@ -54,6 +54,57 @@ fn broadcast_to_two() {
     });
 }
 
+/// PASSED: a buffer is not written again while an owned message has it, which another thread releases, also after the
+/// reader's handle is dropped.
+#[test]
+fn owned_message_is_not_overwritten() {
+    for (name, slow, leaves) in [
+        ("owned_message_is_not_overwritten_wait", Wait, false),
+        ("owned_message_is_not_overwritten_wait_and_leave", Wait, true),
+        ("owned_message_is_not_overwritten_skip", Skip, false),
+        ("owned_message_is_not_overwritten_skip_and_leave", Skip, true),
+    ] {
+        explore(name, Some(2), move || {
+            let core = broadcast(2, rules(slow, 0), 2, 0);
+            let bytes = Bytes::new(2);
+            let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
+            let [first, second] = [1, 2].map(|value| {
+                send(&writer, &bytes, value);
+                receive_and_own(&reader, &bytes)
+            });
+            let other = spawn(first);
+            let handle = spawn(move || {
+                second();
+                if leaves {
+                    reader.retire();
+                }
+                reader
+            });
+            // One attempt while they read, as above.
+            make_free(&writer);
+            if let Some(held) = loan_and_write(&writer, &bytes, 3) {
+                stage::send(&writer, &held);
+            }
+            other.join().unwrap();
+            drop(handle.join().unwrap());
+            // Nothing is held any more.
+            send(&writer, &bytes, 4);
+        });
+    }
+}
+
+/// Receives a message and makes it independent. The result reads its bytes and releases it, in any thread.
+fn receive_and_own(reader: &Endpoint, bytes: &Bytes) -> impl FnOnce() + Send + use<> {
+    let got = stage::receive(reader).expect("no damage").expect("it was sent");
+    let stage::ReceivedItem::Pooled(held) = got else { unreachable!("all are in buffers") };
+    let release = stage::own(reader, &held).expect("a free hold");
+    let bytes = bytes.clone();
+    move || {
+        assert_eq!(bytes.read(held.cell), held.msg_id);
+        release();
+    }
+}
+
 /// JOIN: a newcomer's first message is not overwritten while it joins, whatever the writer does.
 #[test]
 fn a_newcomer_keeps_its_first_message() {
