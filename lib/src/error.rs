@@ -483,8 +483,8 @@ pub enum ErrorKind {
     },
     /// The link carries typed messages of another type.
     #[error(
-        "link {link}: it carries {declared}, not {asked}; use one type on both sides; to change it, stop all processes of the link, then create it with \
-         `fresh` or remove it with `shmesh rm {link}`"
+        "link {link}: it carries {declared}, not {asked}; {remedy}",
+        remedy = remedy_of_other_type(.link, .user)
     )]
     OtherType {
         /// Name of the link.
@@ -493,6 +493,8 @@ pub enum ErrorKind {
         declared: String,
         /// The type of this process.
         asked: String,
+        /// Seat and process id of a participant that uses it. `None` if none does, but messages of that type wait.
+        user: Option<(u8, u32)>,
     },
     /// No link can carry typed messages of this name.
     #[error("link {link}: the name of a type has 1 to {limit} printable ASCII characters, unlike {name:?}; choose one with `typed_as`", limit = crate::segment::payload_type::NAME_MAX)]
@@ -691,4 +693,15 @@ fn still_imported(importers: &[i32]) -> String {
         return "the sidecar restarted, and importers may still reconnect".to_owned();
     }
     format!("still imported by {importers:?}")
+}
+
+fn remedy_of_other_type(link: &str, user: &Option<(u8, u32)>) -> String {
+    match user {
+        Some((seat, pid)) => format!(
+            "the participant in seat {seat} (process {pid}) uses that type: end it, or use one type on both sides"
+        ),
+        None => format!(
+            "messages of that type wait: receive them, or create the link with `fresh`, or remove it with `shmesh rm {link}`"
+        ),
+    }
 }

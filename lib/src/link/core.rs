@@ -15,9 +15,11 @@ use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
+#[cfg(feature = "typed")]
+use crate::segment::payload_type::PayloadType;
 use crate::segment::payload_type::PayloadTypeLine;
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
-use crate::sync::{Line, Ordering};
+use crate::sync::{AtomicU64, Line, Ordering};
 
 /// All tables of a link.
 #[derive(Clone, Debug)]
@@ -350,6 +352,47 @@ impl Core {
         Role(self.primary[0].word(if side == Side::Primary { 2 } else { 3 }))
     }
 
+    /// Bits of the seats whose participants have typed handles. A bit counts while its seat is taken; its next participant
+    /// clears it.
+    pub(crate) fn typed_seats(&self) -> &AtomicU64 {
+        self.primary[0].word(5)
+    }
+
+    /// Declares the type of the payload. The type of others is replaced if none of them is attached any more and no message
+    /// waits.
+    #[cfg(feature = "typed")]
+    pub(crate) fn declare_type(&self, me: &Participant, payload: &PayloadType) -> Result<(), TypeConflict> {
+        // One participant at a time, so the words need no ordering of their own.
+        let role = Role(self.primary[0].word(4));
+        role.claim(me, &self.seats).map_err(TypeConflict::Used)?;
+        let declared = self.declare_type_alone(me, payload);
+        role.release(me);
+        declared
+    }
+
+    #[cfg(feature = "typed")]
+    fn declare_type_alone(&self, me: &Participant, payload: &PayloadType) -> Result<(), TypeConflict> {
+        let (line, mine) = (self.payload_type(), me.seat.bit());
+        if !line.declare(payload) {
+            let typed = self.typed_seats().load(Ordering::Relaxed) & !mine;
+            let uses = |other: &Participant| typed & other.seat.bit() != 0 && !other.word.is_evicted();
+            if let Some(other) = self.seats.all().find(uses) {
+                return Err(TypeConflict::Used(other));
+            }
+            let waits = |ring: &Ring| match ring {
+                Ring::Broadcast(ring) => ring.is_any_waiting(&self.seats),
+                Ring::Spsc(_) | Ring::Mpmc(_) => ring.queued().next().is_some(),
+            };
+            if self.all_rings().any(waits) || self.waiting_replies().next().is_some() {
+                return Err(TypeConflict::Waiting);
+            }
+            line.clear();
+            line.declare(payload);
+        }
+        self.typed_seats().fetch_or(mine, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// The line that declares the type of the payload.
     pub(crate) fn payload_type(&self) -> PayloadTypeLine<'_> {
         PayloadTypeLine(&self.payload_type[0])
@@ -463,6 +506,16 @@ impl Core {
     pub(crate) fn receiving(&self, seat: SeatIndex) -> SeatOwners<'_> {
         SeatOwners { core: self, seat }
     }
+}
+
+/// Why a type cannot be declared.
+#[cfg(feature = "typed")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TypeConflict {
+    /// This participant uses another type, or declares one just now.
+    Used(Participant),
+    /// Messages of the other type wait.
+    Waiting,
 }
 
 /// Receives from a ring for one seat.

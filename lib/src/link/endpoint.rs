@@ -53,6 +53,7 @@ impl Endpoint {
             notify::reset(ring, me.seat);
         }
         core.seats.event_sleepers().wake_up(me.seat);
+        core.typed_seats().fetch_and(!me.seat.bit(), Ordering::Relaxed);
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
         let reader = match core.incoming(side) {
             Ring::Broadcast(ring) => Some(ring.subscribe(&me)),
@@ -285,6 +286,9 @@ impl Endpoint {
             && is_seated
         {
             ring.settle(writer, &self.core.seats, |kept| self.free(kept));
+        }
+        if is_seated {
+            self.core.typed_seats().fetch_and(!self.me.seat.bit(), Ordering::Relaxed);
         }
         for ring in self.core.rings() {
             Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);

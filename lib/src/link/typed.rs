@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::core::TypeConflict;
 use super::open::RETRY;
 use super::{Link, Loan, Message, SharedBytes};
 use crate::config::PoolId;
@@ -16,7 +17,8 @@ use crate::ring::INLINE_MAX_BYTES;
 use crate::segment::payload_type::{DeclaredType, NAME_MAX, PayloadType};
 use crate::sync::LINE_BYTES;
 
-/// How long an error waits for the name of the other type, which is written after its fingerprint.
+/// How long an error waits for the name of the other type, which is written after its fingerprint, and for the recovery of
+/// a participant that has died with it.
 const NAMING: Duration = Duration::from_millis(100);
 
 /// The payload of typed messages: a type without padding for which any bytes are a valid value, or a slice of such a type.
@@ -64,10 +66,11 @@ mod private {
 /// A handle on a link whose messages are values of `T`, in both directions.
 ///
 /// The first participant that calls [`Link::typed`] declares the type in the link, by name, size and alignment. A
-/// participant with another type gets an error that names both. This finds mistakes, not attacks. Nothing else is compared:
-/// if the fields of a type change and its size does not, give it another name ([`Link::typed_as`]). The type stays declared
-/// until the link is removed or emptied ([`LinkOptions::fresh`](crate::LinkOptions::fresh)). Handles without a type are not
-/// restricted, and neither are programs in other languages.
+/// participant with another type gets an error that names both, and a participant that uses the declared one. This finds
+/// mistakes, not attacks. Nothing else is compared: if the fields of a type change and its size does not, give it another
+/// name ([`Link::typed_as`]). Another type can be declared when no participant has a typed handle any more and no message
+/// waits, or when the link is removed or emptied ([`LinkOptions::fresh`](crate::LinkOptions::fresh)). Handles without a
+/// type are not restricted, and neither are programs in other languages.
 ///
 /// [`send`](Self::send) sends a value inline if it fits. Otherwise a value is in the MSG part, or, if that is too small, in
 /// the DATA part: in the smallest buffer in host memory that it fits.
@@ -168,11 +171,27 @@ impl Link {
         }
         let payload = PayloadType::new(name, T::SIZE, T::ALIGN, T::IS_SLICE)
             .ok_or_else(|| Error::from(ErrorKind::TypeName { link: link(), name: name.to_owned() }))?;
-        if !self.core().payload_type().declare(&payload) {
-            let (declared, asked) = (self.declared_type(), payload.to_string());
-            return Err(ErrorKind::OtherType { link: link(), declared, asked }.into());
-        }
+        self.declare(&payload)?;
         Ok(TypedLink { link: self, payload, of: PhantomData })
+    }
+
+    fn declare(&self, payload: &PayloadType) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let user = match self.core().declare_type(&self.endpoint.me, payload) {
+                Ok(()) => return Ok(()),
+                Err(TypeConflict::Waiting) => None,
+                Err(TypeConflict::Used(_)) if start.elapsed() < NAMING => {
+                    // It may have died just now.
+                    self.recover()?;
+                    std::thread::sleep(RETRY);
+                    continue;
+                }
+                Err(TypeConflict::Used(other)) => Some((other.seat.value(), other.word.pid())),
+            };
+            let (declared, asked) = (self.declared_type(), payload.to_string());
+            return Err(ErrorKind::OtherType { link: self.link(), declared, asked, user }.into());
+        }
     }
 
     /// The type that another participant has declared, perhaps just now.

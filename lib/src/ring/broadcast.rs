@@ -201,6 +201,13 @@ impl Broadcast {
         Some((tail.wrapping_sub(self.clamp(cursor, oldest, tail)), lost))
     }
 
+    /// Whether a message waits for a reader, or for newcomers.
+    #[cfg(feature = "typed")]
+    pub(crate) fn is_any_waiting(&self, seats: &Seats) -> bool {
+        let (oldest, tail) = self.extent();
+        tail != if self.rules.history > 0 { oldest } else { self.slowest(seats, oldest, tail) }
+    }
+
     /// Number of messages that all readers have received; for observers.
     pub(crate) fn received(&self, seats: &Seats) -> u64 {
         let (oldest, tail) = self.extent();

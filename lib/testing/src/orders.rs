@@ -122,6 +122,8 @@ impl Obedient {
             "hold-loan" => std::mem::forget(link.loan_with(PoolId::CpuData)?),
             "hold-message" => std::mem::forget(link.receive()?.expect("a message")),
             "typed" => link.try_clone()?.typed_as::<[u64]>(word(0))?.send(&[1, 2, 3])?,
+            // As a program does that is killed with it.
+            "hold-typed" => std::mem::forget(link.try_clone()?.typed_as::<[u64]>(word(0))?),
             "clone" => {
                 let clone = link.try_clone()?;
                 self.clones.push(clone);

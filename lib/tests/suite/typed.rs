@@ -225,6 +225,7 @@ fn other_type_is_refused_with_both_names() {
             world.secondary().typed::<[Slot]>().err().unwrap(),
             world.secondary().typed_as::<Slot>("Slot/2").err().unwrap(),
         ];
+        let user = format!("seat {} (process {})", primary.seat(), std::process::id());
         let asked = [
             "not Report (16 bytes, aligned to 8)",
             "not Slot (24 bytes, aligned to 8)",
@@ -235,7 +236,7 @@ fn other_type_is_refused_with_both_names() {
             says(
                 Err::<(), _>(error),
                 "OtherType",
-                &["link link: it carries Slot (16 bytes, aligned to 8)", asked, "`fresh`", "shmesh rm link"],
+                &["link link: it carries Slot (16 bytes, aligned to 8)", asked, &user],
             );
         }
         // A refused handle is detached, and the link works.
@@ -303,6 +304,8 @@ fn message_of_another_length_is_refused_and_freed() {
 #[test]
 fn any_words_in_the_header_are_survived() {
     let world = World::new("");
+    // Otherwise the type is replaced, as no participant uses it.
+    world.secondary().send_inline(1, 0, b"").unwrap();
     for pattern in [u64::MAX, 0x0a0a_0a0a_0a0a_0a0a, 0x1b5b_324a_1b5b_324a, 1 << 63] {
         world.write(0, &[pattern; 8]);
         let shown = world.shown().expect("a fingerprint is there");
@@ -375,15 +378,61 @@ fn type_belongs_to_the_link_and_not_to_a_process() {
     says(refused, "OtherType", &["it carries [numbers] (8 bytes each, aligned to 8)", "not Slot"]);
     let answer = peer.ask("typed others");
     assert!(answer.starts_with("err OtherType") && answer.contains("[numbers]"), "{answer}");
-    let primary = primary.typed_as::<[u64]>("numbers").unwrap();
-    assert_eq!(primary.receive().unwrap().expect("it waits").value(), [1, 2, 3]);
-
     // Another run of the primary finds the link as it was.
     drop(primary);
     says(create(false).typed::<Slot>(), "OtherType", &["[numbers]"]);
+    let primary = create(false).typed_as::<[u64]>("numbers").unwrap();
+    assert_eq!(primary.receive().unwrap().expect("it waits").value(), [1, 2, 3]);
+    drop(primary);
+    peer.tell("typed numbers");
     // One that starts empty has no type.
     peer.kill();
     let fresh = create(true);
     assert!(!fresh.was_created());
     drop(fresh.typed::<Slot>().unwrap());
+}
+
+#[test]
+fn type_is_replaced_when_its_participants_have_left_and_nothing_waits() {
+    for mode in MODES {
+        let world = World::new(mode);
+        let wrong = world.secondary().typed::<Report>().unwrap();
+        wrong.send(&Report([1, 2])).unwrap();
+        says(world.primary().typed::<Slot>(), "OtherType", &[&format!("seat {} ", wrong.seat())]);
+        drop(wrong);
+        says(
+            world.primary().typed::<Slot>(),
+            "OtherType",
+            &["carries Report", "messages of that type wait", "`fresh`", "shmesh rm link"],
+        );
+        drop(world.primary.receive().unwrap().expect("what the wrong one sent"));
+        let primary = world.primary().typed::<Slot>().unwrap();
+        let secondary = world.secondary().typed::<Slot>().unwrap();
+        primary.send(&slot(1)).unwrap();
+        assert_eq!(secondary.receive().unwrap().unwrap().value(), &slot(1));
+        says(world.secondary().typed::<Report>(), "OtherType", &["carries Slot", "not Report"]);
+    }
+}
+
+#[test]
+fn history_of_a_broadcast_ring_keeps_its_type() {
+    let world = World::new("mode=broadcast history=1");
+    world.primary().typed::<Slot>().unwrap().send(&slot(1)).unwrap();
+    says(world.secondary().typed::<Report>(), "OtherType", &["carries Slot", "messages of that type wait"]);
+    assert_eq!(world.secondary().typed::<Slot>().unwrap().receive().unwrap().unwrap().value(), &slot(1));
+}
+
+#[test]
+fn type_of_a_killed_process_is_replaced() {
+    let world = World::new("");
+    let mut peer = Peer::start(world.dir.path());
+    peer.tell("attach link secondary 0");
+    peer.tell("hold-typed wrong");
+    let process = format!("(process {})", peer.pid());
+    says(world.primary().typed::<Slot>(), "OtherType", &["carries [wrong]", &process]);
+    peer.kill();
+    drop(world.primary().typed::<Slot>().unwrap());
+    // Its seat is taken by a participant without a type.
+    let _untyped = world.secondary();
+    world.primary().typed::<Report>().unwrap();
 }
