@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::async_bell::AsyncWaiter;
 use super::async_request::{AsyncPendingReply, AsyncRequest};
-use super::{Link, Message, OwnedLoan, OwnedMessage, Request};
+use super::{Link, Message, OwnedLoan, OwnedMessage};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::PeerEvent;
@@ -303,9 +303,12 @@ impl AsyncLink {
     fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Result<AsyncRequest>> {
         let progress = ready!(coop::poll_proceed(cx));
         loop {
-            if let Some(request) = self.link.receive_request()?.map(Request::into_owned) {
+            if let Some(request) = self.link.receive_request().transpose() {
+                // An error, too: a task that receives nothing else must not keep the others waiting.
                 progress.made_progress();
-                return Poll::Ready(Ok(AsyncRequest::new(request, &self.waiter)));
+                return Poll::Ready(
+                    request.map(|request| AsyncRequest::new(request.into_owned(), &self.waiter)),
+                );
             }
             ready!(self.poll_signals(cx))?;
         }
@@ -314,11 +317,11 @@ impl AsyncLink {
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<OwnedMessage>> {
         let progress = ready!(coop::poll_proceed(cx));
         loop {
-            let message = self.link().receive()?.map(Message::into_owned);
-            if let Some(message) = message {
-                self.is_warm = true;
+            if let Some(message) = self.link.receive().transpose() {
+                // An error, too, as above.
                 progress.made_progress();
-                return Poll::Ready(Ok(message));
+                self.is_warm = message.is_ok();
+                return Poll::Ready(message.map(Message::into_owned));
             }
             if std::mem::take(&mut self.is_warm) && self.link().spin()? {
                 continue;

@@ -450,3 +450,34 @@ const _: fn(&mut AsyncLink) = |link| {
 const _: fn(&mut AsyncPendingReply) = |pending| {
     is_send(&pending.recv());
 };
+
+#[test]
+fn task_that_gets_errors_only_yields_to_others() {
+    let _watchdog = Watchdog::start();
+    for asks in [false, true] {
+        let dir = ipc_dir();
+        let options = LinkOptions::new().dir(dir.path());
+        let mut config = config("link", "mode=mpmc");
+        config.request_window = 2;
+        let server = options.create(&config).unwrap();
+        let client = options.attach("link", Side::Secondary).unwrap();
+        let yields = run(async {
+            let seat = server.seat();
+            let mut server = AsyncLink::new(server).unwrap();
+            client.evict(seat).unwrap();
+            let other = tokio::spawn(async {});
+            for round in 0..1_000_000 {
+                let error = match asks {
+                    false => server.recv().await.map(drop),
+                    true => server.receive_request().await.map(drop),
+                };
+                assert_eq!(kind_of(&error.unwrap_err()), "Evicted");
+                if other.is_finished() {
+                    return round;
+                }
+            }
+            panic!("the other task never ran");
+        });
+        assert!(yields > 0, "in the budget of one turn, at least one error");
+    }
+}
