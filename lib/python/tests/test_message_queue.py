@@ -41,6 +41,16 @@ def attach_and_stop(name: str, rank: int) -> None:
     queue.close()
 
 
+def attach_and_say_later(name: str, rank: int, pipe: Any) -> None:
+    """As a reader that is interrupted between its two steps of attaching."""
+    link = shmesh.Link.attach(name, timeout=WATCHDOG)
+    pipe.send("attached")
+    pipe.recv()
+    link.send_inline(struct.pack("<iII", rank, link.seat, os.getpid()))
+    pipe.send("said")
+    time.sleep(WATCHDOG)
+
+
 def attach_and_wait(name: str, rank: int, ready: Any) -> None:
     """A reader that sleeps between objects, until it is killed."""
     queue = shmesh.MessageQueue.attach(name, rank, timeout=WATCHDOG)
@@ -253,15 +263,35 @@ def test_a_seat_that_another_reader_takes() -> None:
         with shmesh.MessageQueue.attach("queue", 2) as second, shmesh.MessageQueue.attach("queue", 3) as third:
             assert second._link.seat == seat
             queue.wait_until_ready(WATCHDOG)
-            assert queue._ranks == {seat: 2, third._link.seat: 3}
+            assert queue._ranks == {(seat, os.getpid()): 2, (third._link.seat, os.getpid()): 3}
         queue._look_at_peers()
         assert queue._ranks == {}
+
+
+def test_the_rank_of_a_reader_whose_seat_the_next_one_has() -> None:
+    with shmesh.MessageQueue(1000, name="queue") as queue:
+        ours, theirs = SPAWN.Pipe()
+        victim = SPAWN.Process(target=attach_and_say_later, args=("queue", 7, theirs))
+        victim.start()
+        assert ours.poll(WATCHDOG) and ours.recv() == "attached"
+        queue._look_at_peers()
+        ours.send("say it")
+        assert ours.poll(WATCHDOG) and ours.recv() == "said"
+        victim.kill()
+        victim.join()
+        queue._link.recover()
+        # The writer looks again only when the next reader has the seat.
+        with shmesh.MessageQueue.attach("queue", 8) as reader:
+            with pytest.raises(shmesh.PeerDied, match="reader 7") as error:
+                queue.enqueue("not sent", timeout=WATCHDOG)
+            assert error.value.rank == 7
+            assert queue._ranks == {(reader._link.seat, os.getpid()): 8}
 
 
 def test_ranks_of_seats_that_no_reader_has() -> None:
     with shmesh.MessageQueue(1000, readers=1, name="queue") as queue, shmesh.Link.attach("queue") as other:
         for seat in (63, 64, 1 << 31):
-            other.send_inline(struct.pack("<iI", 5, seat))
+            other.send_inline(struct.pack("<iII", 5, seat, os.getpid()))
         with shmesh.MessageQueue.attach("queue", 1):
             pass
         with pytest.raises(shmesh.Timeout, match="0 of 1 readers"):

@@ -25,7 +25,7 @@ from ._shmesh import Message
 
 __all__ = ["MessageQueue"]
 
-_HELLO = struct.Struct("<iI")
+_HELLO = struct.Struct("<iII")
 _MSG_BYTES = 16_384
 # Copying a smaller array into the pickle costs less than placing it into a second buffer.
 _BUFFER_MIN = 12_288
@@ -107,9 +107,10 @@ class MessageQueue:
         self.rank = rank
         """The rank of this reader; None for the writer."""
         self._awaited = 0
-        # Of the writer: the seats of the secondary side that are taken, the ranks of readers by seat, and readers that died.
-        self._seats: set[int] = set()
-        self._ranks: dict[int, int] = {}
+        # Of the writer: participants of the secondary side, by seat and process, the ranks of those that are readers, and readers that
+        # died. By both, because a seat may have the next reader already.
+        self._readers: set[tuple[int, int]] = set()
+        self._ranks: dict[tuple[int, int], int] = {}
         self._died: list[tuple[PeerEvent, int | None]] = []
         # A signal handler may close the queue meanwhile.
         self._looking = threading.RLock()
@@ -148,7 +149,7 @@ class MessageQueue:
         queue._allow_pickle = queue._is_own() if allow_pickle is None else allow_pickle
         queue._loads = pickle.loads if queue._allow_pickle else _loads_harmless
         queue._link.notify_releases()
-        queue._link.send_inline(_HELLO.pack(rank, queue._link.seat))
+        queue._link.send_inline(_HELLO.pack(rank, queue._link.seat, os.getpid()))
         return queue
 
     def _find_writers(self) -> bool:
@@ -268,36 +269,30 @@ class MessageQueue:
 
     def _process_peers(self) -> None:
         link = self._link
-        sent: dict[int, int] = {}
+        ranks = self._ranks
         while (message := link.try_receive()) is not None:
             hello = bytes(message)
             if len(hello) == _HELLO.size:
-                rank, seat = _HELLO.unpack(hello)
-                sent[seat] = rank
+                rank, seat, pid = _HELLO.unpack(hello)
+                ranks[seat, pid] = rank
         # After the messages: these events include that their senders attached, and the ends of the previous readers in the seats.
-        died: list[tuple[PeerEvent, int | None]] = []
         missed = False
         while link.has_event:
             event = link.next_event()
             if event is None:
                 continue
+            reader = (event.seat, event.pid)
             if event.kind == "missed":
                 missed = True
             elif event.side == "secondary" and event.kind == "attached":
-                self._seats.add(event.seat)
+                self._readers.add(reader)
             elif event.side == "secondary":
-                self._seats.discard(event.seat)
-                rank = self._ranks.pop(event.seat, None)
+                self._readers.discard(reader)
                 if event.kind != "detached":
-                    died.append((event, rank))
+                    self._died.append((event, ranks.get(reader)))
         if missed:
-            self._seats = {other.seat for other in link.participants() if other.side == "secondary"}
-        for event, rank in died:
-            if rank is None and event.seat not in self._seats:
-                # Else the next reader in the seat may have sent it.
-                rank = sent.get(event.seat)
-            self._died.append((event, rank))
-        self._ranks = {seat: rank for seat, rank in (self._ranks | sent).items() if seat in self._seats}
+            self._readers = {(other.seat, other.pid) for other in link.participants() if other.side == "secondary"}
+        self._ranks = {reader: rank for reader, rank in ranks.items() if reader in self._readers}
 
     def _raise_if_died(self) -> None:
         if not self._died:
