@@ -65,6 +65,8 @@ mod segment;
 mod sync;
 
 pub use error::{Error, ErrorKind, Result};
+#[cfg(all(feature = "tokio", feature = "typed"))]
+pub use link::AsyncTypedLink;
 #[cfg(feature = "tokio")]
 pub use link::{AsyncLink, AsyncPendingReply, AsyncRequest};
 pub use link::{
@@ -73,7 +75,7 @@ pub use link::{
     RecoveryStats, ReplyError, Request, SendError, SharedBytes, WaitOutcome, Waiter,
 };
 #[cfg(feature = "typed")]
-pub use link::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
+pub use link::{OwnedTypedMessage, Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::INLINE_MAX_BYTES;
 pub use shmesh_sys::process::{Liveness, ProcessIdentity};

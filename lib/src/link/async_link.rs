@@ -261,7 +261,10 @@ impl AsyncLink {
     }
 
     /// Retries until there is a slot and a buffer.
-    async fn when_there_is_room<T>(&mut self, mut attempt: impl FnMut(&Link) -> Result<T>) -> Result<T> {
+    pub(super) async fn when_there_is_room<T>(
+        &mut self,
+        mut attempt: impl FnMut(&Link) -> Result<T>,
+    ) -> Result<T> {
         self.room = Room::default();
         std::future::poll_fn(|cx| {
             let progress = ready!(coop::poll_proceed(cx));

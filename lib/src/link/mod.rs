@@ -5,6 +5,7 @@
 //! | `async_link.rs` | [`AsyncLink`]: a link in tokio tasks (feature `tokio`) |
 //! | `async_bell.rs`, `async_request.rs` | the bell that the tasks of a handle share; [`AsyncPendingReply`] and
 //! [`AsyncRequest`] |
+//! | `async_typed.rs` | [`AsyncTypedLink`]: typed messages in tokio tasks (features `tokio` and `typed`) |
 //! | `attachment.rs` | the part of a link that all handles of a process share, detaching |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `broadcast.rs` | readers of a broadcast ring: counting, waiting for, and evicting them |
@@ -35,6 +36,8 @@ mod async_bell;
 mod async_link;
 #[cfg(feature = "tokio")]
 mod async_request;
+#[cfg(all(feature = "tokio", feature = "typed"))]
+mod async_typed;
 mod attachment;
 pub(crate) mod bell;
 mod broadcast;
@@ -87,6 +90,8 @@ use crate::segment::store::{Segment, Store};
 pub use async_link::AsyncLink;
 #[cfg(feature = "tokio")]
 pub use async_request::{AsyncPendingReply, AsyncRequest};
+#[cfg(all(feature = "tokio", feature = "typed"))]
+pub use async_typed::AsyncTypedLink;
 use attachment::Attachment;
 use bell::Cause;
 use core::Core;
@@ -102,7 +107,7 @@ pub use owned_request::{OwnedPendingReply, OwnedRequest, ReplyError};
 pub use request::{PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Request};
 pub use shared_bytes::SharedBytes;
 #[cfg(feature = "typed")]
-pub use typed::{Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
+pub use typed::{OwnedTypedMessage, Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
 pub use waiter::Waiter;
 
 /// How long participants may take to offer device memory to a new host.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
 use crate::ring::Ring;
 use crate::ring::broadcast::Token;
+use crate::sync::LINE_BYTES;
 
 /// A received message that does not borrow from its link. It can be kept next to the [`Link`] in a struct, moved to another
 /// thread, and held across an `.await`.
@@ -42,7 +44,7 @@ use crate::ring::broadcast::Token;
 pub struct OwnedMessage {
     received: ReceivedParts,
     /// MSG and DATA, if they could not keep their buffers.
-    copy: Option<Box<[u8]>>,
+    copy: Option<AlignedCopy>,
     lease: Arc<SeatLease>,
 }
 
@@ -71,12 +73,41 @@ impl Message<'_> {
             if received.data.parts().is_some_and(|(pool, _)| link.core().pool(pool).is_none()) {
                 ring.own_hold(reader, token);
             } else if !ring.own(reader, token) {
-                let copy = Some([self.msg(), self.data()].concat().into_boxed_slice());
+                let copy = Some(AlignedCopy::of(self.msg(), self.data()));
                 return OwnedMessage { received, copy, lease };
             }
         }
         let _kept = ManuallyDrop::new(self);
         OwnedMessage { received, copy: None, lease }
+    }
+}
+
+/// A copy of MSG and DATA. Each is aligned as in a buffer.
+struct AlignedCopy {
+    bytes: Box<[u8]>,
+    msg: Range<usize>,
+    data: Range<usize>,
+}
+
+impl AlignedCopy {
+    fn of(msg: &[u8], data: &[u8]) -> Self {
+        let mut bytes = vec![0; 2 * LINE_BYTES + msg.len() + data.len()].into_boxed_slice();
+        // The allocation does not move.
+        let start = bytes.as_ptr().addr().wrapping_neg() % LINE_BYTES;
+        let msg_end = start + msg.len();
+        let data_start = start + msg.len().next_multiple_of(LINE_BYTES);
+        let (msg_at, data_at) = (start..msg_end, data_start..data_start + data.len());
+        bytes[msg_at.clone()].copy_from_slice(msg);
+        bytes[data_at.clone()].copy_from_slice(data);
+        Self { bytes, msg: msg_at, data: data_at }
+    }
+
+    fn msg(&self) -> &[u8] {
+        &self.bytes[self.msg.clone()]
+    }
+
+    fn data(&self) -> &[u8] {
+        &self.bytes[self.data.clone()]
     }
 }
 
@@ -95,20 +126,15 @@ impl OwnedMessage {
         &self.lease
     }
 
-    /// The copy of MSG, followed by DATA.
-    #[inline]
-    fn copied(&self) -> Option<(&[u8], &[u8])> {
-        self.copy.as_deref().map(|copy| copy.split_at(copy.len().min(self.received.msg().1 as usize)))
-    }
-
     #[inline]
     fn msg_bytes(&self) -> (NonNull<u8>, u32) {
-        self.copied().map_or_else(|| self.received.msg(), |(msg, _)| part(msg))
+        self.copy.as_ref().map_or_else(|| self.received.msg(), |copy| part(copy.msg()))
     }
 
     #[inline]
     fn data_bytes(&self) -> (NonNull<u8>, u32) {
-        self.copied().map_or_else(|| self.received.data(self.lease.core()), |(_, data)| part(data))
+        let received = || self.received.data(self.lease.core());
+        self.copy.as_ref().map_or_else(received, |copy| part(copy.data()))
     }
 
     fn name(&self) -> &str {

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::core::TypeConflict;
 use super::open::RETRY;
-use super::{Link, Loan, Message, SharedBytes};
+use super::{Link, Loan, Message, OwnedMessage, SharedBytes};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ring::INLINE_MAX_BYTES;
@@ -138,9 +138,7 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn typed<T: Payload + ?Sized>(self) -> Result<TypedLink<T>> {
-        let mut name = without_modules(T::path());
-        name.truncate(NAME_MAX);
-        self.typed_as(&name)
+        self.typed_as(&name_of::<T>())
     }
 
     /// As [`typed`](Self::typed), with a name for the type: 1 to 48 printable ASCII characters, for example with a version in it.
@@ -159,6 +157,11 @@ impl Link {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn typed_as<T: Payload + ?Sized>(self, name: &str) -> Result<TypedLink<T>> {
+        let payload = self.declare_payload::<T>(name)?;
+        Ok(TypedLink { link: self, payload, of: PhantomData })
+    }
+
+    pub(super) fn declare_payload<T: Payload + ?Sized>(&self, name: &str) -> Result<PayloadType> {
         self.check_seated()?;
         let link = || self.link();
         if T::ALIGN > LINE_BYTES {
@@ -172,7 +175,7 @@ impl Link {
         let payload = PayloadType::new(name, T::SIZE, T::ALIGN, T::IS_SLICE)
             .ok_or_else(|| Error::from(ErrorKind::TypeName { link: link(), name: name.to_owned() }))?;
         self.declare(&payload)?;
-        Ok(TypedLink { link: self, payload, of: PhantomData })
+        Ok(payload)
     }
 
     fn declare(&self, payload: &PayloadType) -> Result<()> {
@@ -222,6 +225,13 @@ impl Link {
     }
 }
 
+/// The name under which [`Link::typed`] declares a type.
+pub(super) fn name_of<T: Payload + ?Sized>() -> String {
+    let mut name = without_modules(T::path());
+    name.truncate(NAME_MAX);
+    name
+}
+
 /// A type's path without the modules, in ASCII: `a::Pair<b::C, [d::E; 2]>` becomes `Pair<C, [E; 2]>`. Compilers may print
 /// module paths differently, and so does a crate that re-exports a type.
 fn without_modules(path: &str) -> String {
@@ -240,8 +250,10 @@ fn without_modules(path: &str) -> String {
 }
 
 /// The bytes of the value: those of the DATA part, if the message has one.
-fn part<'m>(message: &'m Message<'_>) -> SharedBytes<'m> {
-    if message.data_pool().is_some() { message.data_shared() } else { message.msg_shared() }
+macro_rules! part {
+    ($message:expr) => {
+        if $message.data_pool().is_some() { $message.data_shared() } else { $message.msg_shared() }
+    };
 }
 
 /// Whether the bytes are a value, or values of a slice. Makes no reference to them: another process may change them.
@@ -249,6 +261,60 @@ fn fits<T: Payload + ?Sized>(bytes: SharedBytes<'_>) -> bool {
     let len = bytes.len();
     let has_length = if T::IS_SLICE { len.is_multiple_of(T::SIZE) } else { len == T::SIZE };
     has_length && bytes.as_ptr().addr().is_multiple_of(T::ALIGN)
+}
+
+/// The steps of typed handles.
+impl Link {
+    pub(super) fn send_value<T: Payload + ?Sized>(&self, payload: &PayloadType, value: &T) -> Result<()> {
+        let bytes = value.as_bytes();
+        if bytes.len() <= INLINE_MAX_BYTES {
+            return self.send_inline(0, 0, bytes);
+        }
+        let mut loan = self.loan_bytes::<T>(payload, bytes.len())?;
+        loan.bytes_mut()?.copy_from_slice(bytes);
+        Ok(loan.send()?)
+    }
+
+    /// Loans the smallest buffer for `len` bytes; a MSG buffer, if they fit.
+    fn loan_bytes<T: Payload + ?Sized>(&self, payload: &PayloadType, len: usize) -> Result<TypedLoan<'_, T>> {
+        let fitting = self.value_pools().filter(|&(_, size)| len <= size);
+        let smallest = fitting.min_by_key(|&(pool, size)| (pool != PoolId::CpuMsg, size));
+        let loan = match smallest {
+            Some((PoolId::CpuMsg, _)) => self.loan()?,
+            Some((pool, _)) => self.loan_with(pool)?,
+            None => return Err(self.type_too_large(&payload.name(), len, self.largest_value())),
+        };
+        let mut loan = TypedLoan { loan, len, of: PhantomData };
+        loan.bytes_mut()?;
+        Ok(loan)
+    }
+
+    /// Checks that the bytes of a message are a value.
+    fn check_value<T: Payload + ?Sized>(
+        &self,
+        payload: &PayloadType,
+        pool: Option<PoolId>,
+        bytes: SharedBytes<'_>,
+    ) -> Result<()> {
+        let kind = match pool {
+            // Bytes in device memory have no address here, and would pass for an empty slice.
+            Some(pool) if pool.is_device() => ErrorKind::OnDevice { link: self.link(), pool },
+            _ if fits::<T>(bytes) => return Ok(()),
+            _ => ErrorKind::NotOfType { link: self.link(), asked: payload.to_string(), len: bytes.len() },
+        };
+        Err(kind.into())
+    }
+
+    /// Checks that an owned message is a value.
+    #[cfg(feature = "tokio")]
+    pub(super) fn typed_message<T: Payload + ?Sized>(
+        &self,
+        payload: &PayloadType,
+        message: OwnedMessage,
+    ) -> Result<OwnedTypedMessage<T>> {
+        self.check_value::<T>(payload, message.data_pool(), part!(message))?;
+        Ok(OwnedTypedMessage { message, of: PhantomData })
+    }
 }
 
 impl<T: Payload + ?Sized> TypedLink<T> {
@@ -259,13 +325,7 @@ impl<T: Payload + ?Sized> TypedLink<T> {
     /// The errors of [`Link::loan`], [`Loan::send`] and [`Link::send_inline`]; [`TypeTooLarge`](ErrorKind::TypeTooLarge)
     /// for a slice.
     pub fn send(&self, value: &T) -> Result<()> {
-        let bytes = value.as_bytes();
-        if bytes.len() <= INLINE_MAX_BYTES {
-            return self.link.send_inline(0, 0, bytes);
-        }
-        let mut loan = self.loan_bytes(bytes.len())?;
-        loan.bytes_mut()?.copy_from_slice(bytes);
-        Ok(loan.send()?)
+        self.link.send_value(&self.payload, value)
     }
 
     /// Receives the oldest message, or returns `None` if there is none. Never waits.
@@ -276,40 +336,12 @@ impl<T: Payload + ?Sized> TypedLink<T> {
     /// message is dropped, and the next one can be received.
     pub fn receive(&self) -> Result<Option<TypedMessage<'_, T>>> {
         let Some(message) = self.link.receive()? else { return Ok(None) };
-        // Bytes in device memory have no address here, and would pass for an empty slice.
-        if message.data_pool().is_some_and(PoolId::is_device) || !fits::<T>(part(&message)) {
-            return Err(self.not_of_type(&message));
-        }
+        self.link.check_value::<T>(&self.payload, message.data_pool(), part!(message))?;
         Ok(Some(TypedMessage { message, of: PhantomData }))
     }
 
-    #[cold]
-    fn not_of_type(&self, message: &Message<'_>) -> Error {
-        match message.data_pool() {
-            Some(pool) if pool.is_device() => ErrorKind::OnDevice { link: self.link.link(), pool },
-            _ => {
-                let (asked, len) = (self.payload.to_string(), part(message).len());
-                ErrorKind::NotOfType { link: self.link.link(), asked, len }
-            }
-        }
-        .into()
-    }
-
-    /// Loans the smallest buffer for `len` bytes; a MSG buffer, if they fit.
     fn loan_bytes(&self, len: usize) -> Result<TypedLoan<'_, T>> {
-        let fitting = self.link.value_pools().filter(|&(_, size)| len <= size);
-        let smallest = fitting.min_by_key(|&(pool, size)| (pool != PoolId::CpuMsg, size));
-        let loan = match smallest {
-            Some((PoolId::CpuMsg, _)) => self.link.loan()?,
-            Some((pool, _)) => self.link.loan_with(pool)?,
-            None => {
-                let limit = self.link.largest_value();
-                return Err(self.link.type_too_large(&self.payload.name(), len, limit));
-            }
-        };
-        let mut loan = TypedLoan { loan, len, of: PhantomData };
-        loan.bytes_mut()?;
-        Ok(loan)
+        self.link.loan_bytes(&self.payload, len)
     }
 
     /// The handle without the type.
@@ -456,57 +488,93 @@ pub struct TypedMessage<'a, T: ?Sized> {
     of: PhantomData<fn(&T)>,
 }
 
-impl<'a, T: Payload + ?Sized> TypedMessage<'a, T> {
-    /// The value in place, for a receiver that trusts the other processes of the link, as with [`Message::msg`].
+impl<T: Payload + ?Sized> TypedMessage<'_, T> {
+    /// Makes the value independent of the link's handle, as [`Message::into_owned`].
     #[must_use]
-    #[inline]
-    pub fn value(&self) -> &T {
-        let Ok(value) = T::ref_from_bytes(part(&self.message).trusted()) else {
-            unreachable!("`receive` has checked length and alignment, which do not change")
-        };
-        value
-    }
-
-    /// The message with the value: its ids, and its bytes, which another process may change.
-    #[must_use]
-    pub fn message(&self) -> &Message<'a> {
-        &self.message
-    }
-
-    /// The message without the type, for example for [`Message::into_owned`].
-    #[must_use]
-    pub fn into_message(self) -> Message<'a> {
-        self.message
+    pub fn into_owned(self) -> OwnedTypedMessage<T> {
+        OwnedTypedMessage { message: self.message.into_owned(), of: PhantomData }
     }
 }
 
-impl<T: Payload> TypedMessage<'_, T> {
-    /// A copy of the value, for a receiver that does not trust the other processes of the link. Each byte is read once, so
-    /// a value that was checked cannot change any more.
-    #[must_use]
-    pub fn copied(&self) -> T {
-        let mut value = T::new_zeroed();
-        part(&self.message).copy_to(value.as_mut_bytes());
-        value
-    }
+/// A received value that does not borrow from its link, as an [`OwnedMessage`].
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let trainer = options.create(&shmesh::config::LinkConfig::new("batches".parse()?))?.typed::<[f32]>()?;
+/// # let loader = options.attach("batches", shmesh::Side::Secondary)?.typed::<[f32]>()?;
+/// loader.send(&[0.5; 10_000])?;
+/// let tensor = trainer.receive()?.expect("it was just sent").into_owned();
+/// let worker = std::thread::spawn(move || tensor.value().iter().sum::<f32>());
+/// assert_eq!(worker.join().expect("it does not panic"), 5_000.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct OwnedTypedMessage<T: ?Sized> {
+    message: OwnedMessage,
+    of: PhantomData<fn(&T)>,
 }
 
-impl<T: FromBytes + IntoBytes + Immutable + KnownLayout> TypedMessage<'_, [T]> {
-    /// A copy of the values, for a receiver that does not trust the other processes of the link. Each byte is read once.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<T> {
-        let bytes = part(&self.message);
-        let mut values: Vec<T> = (0..bytes.len() / size_of::<T>()).map(|_| T::new_zeroed()).collect();
-        bytes.copy_to(values.as_mut_slice().as_mut_bytes());
-        values
-    }
+/// Accessors of both types of received values.
+macro_rules! readable_value {
+    ($typed:ident, $message:ty $(, $lifetime:lifetime)?) => {
+        impl<$($lifetime,)? T: Payload + ?Sized> $typed<$($lifetime,)? T> {
+            /// The value in place, for a receiver that trusts the other processes of the link, as with [`Message::msg`].
+            #[must_use]
+            #[inline]
+            pub fn value(&self) -> &T {
+                let Ok(value) = T::ref_from_bytes(part!(self.message).trusted()) else {
+                    unreachable!("length and alignment were checked, and do not change")
+                };
+                value
+            }
+
+            /// The message with the value: its ids, and its bytes, which another process may change.
+            #[must_use]
+            pub fn message(&self) -> &$message {
+                &self.message
+            }
+
+            /// The message without the type.
+            #[must_use]
+            pub fn into_message(self) -> $message {
+                self.message
+            }
+        }
+
+        impl<$($lifetime,)? T: Payload> $typed<$($lifetime,)? T> {
+            /// A copy of the value, for a receiver that does not trust the other processes of the link. Each byte is read
+            /// once, so a value that was checked cannot change any more.
+            #[must_use]
+            pub fn copied(&self) -> T {
+                let mut value = T::new_zeroed();
+                part!(self.message).copy_to(value.as_mut_bytes());
+                value
+            }
+        }
+
+        impl<$($lifetime,)? T: FromBytes + IntoBytes + Immutable + KnownLayout> $typed<$($lifetime,)? [T]> {
+            /// A copy of the values, for a receiver that does not trust the other processes of the link. Each byte is read
+            /// once.
+            #[must_use]
+            pub fn to_vec(&self) -> Vec<T> {
+                let bytes = part!(self.message);
+                let mut values: Vec<T> =
+                    (0..bytes.len() / size_of::<T>()).map(|_| T::new_zeroed()).collect();
+                bytes.copy_to(values.as_mut_slice().as_mut_bytes());
+                values
+            }
+        }
+
+        impl<$($lifetime,)? T: ?Sized> fmt::Debug for $typed<$($lifetime,)? T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($typed)).field(&self.message).finish()
+            }
+        }
+    };
 }
 
-impl<T: ?Sized> fmt::Debug for TypedMessage<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TypedMessage").field(&self.message).finish()
-    }
-}
+readable_value!(TypedMessage, Message<'a>, 'a);
+readable_value!(OwnedTypedMessage, OwnedMessage);
 
 #[cfg(test)]
 #[cfg(not(loom))]

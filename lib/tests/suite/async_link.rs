@@ -481,3 +481,47 @@ fn task_that_gets_errors_only_yields_to_others() {
         assert!(yields > 0, "in the budget of one turn, at least one error");
     }
 }
+
+#[test]
+fn typed_values_wait_for_room_and_other_messages_are_refused() {
+    let _watchdog = Watchdog::start();
+    for mode in MODES {
+        let dir = ipc_dir();
+        run(async {
+            let (primary, secondary) = pair(dir.path(), &format!("{mode} ring=2 msg=64x2 data=4096x2"));
+            let untyped = secondary.link().try_clone().unwrap();
+            let (mut primary, mut secondary) =
+                (primary.typed::<[u64]>().unwrap(), secondary.typed::<[u64]>().unwrap());
+            let (values, sent) = tokio::join!(
+                async {
+                    let mut values = Vec::new();
+                    for _ in 0..100 {
+                        // Held across an `.await`.
+                        let value = primary.recv().await?;
+                        tokio::task::yield_now().await;
+                        values.push(value.value().to_vec());
+                    }
+                    Ok::<_, shmesh::Error>(values)
+                },
+                async {
+                    for len in 0..100 {
+                        secondary.send(&vec![7; len]).await?;
+                    }
+                    Ok::<_, shmesh::Error>(())
+                }
+            );
+            sent.unwrap();
+            let expected: Vec<_> = (0..100).map(|len| vec![7; len]).collect();
+            assert_eq!(values.unwrap(), expected, "{mode}");
+
+            let other = AsyncLink::new(untyped.try_clone().unwrap()).unwrap().typed::<u32>();
+            assert_eq!(kind_of(&other.map(drop).unwrap_err()), "OtherType");
+            drop(secondary);
+            if mode == "mode=mpmc" {
+                untyped.send_inline(1, 0, &[0; 3]).unwrap();
+                assert_eq!(kind_of(&primary.recv().await.map(drop).unwrap_err()), "NotOfType");
+            }
+            primary.into_link().send_inline(1, 0, b"untyped").await.unwrap();
+        });
+    }
+}

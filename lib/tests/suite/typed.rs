@@ -436,3 +436,25 @@ fn type_of_a_killed_process_is_replaced() {
     let _untyped = world.secondary();
     world.primary().typed::<Report>().unwrap();
 }
+
+#[test]
+fn owned_values_are_aligned_wherever_they_are() {
+    for mode in [&MODES[..], &["mode=broadcast slow=skip ring=16"]].concat() {
+        let world = World::new(mode);
+        let primary = world.primary().typed::<[Line]>().unwrap();
+        let secondary = world.secondary().typed::<[Line]>().unwrap();
+        let mut kept = Vec::new();
+        // More than a reader of a ring with `skip` can hold in buffers; in MSG and in DATA.
+        for byte in 0..10 {
+            primary.send(&[Line([byte; 64]); 8]).unwrap();
+            kept.push(secondary.receive().unwrap().expect("it was just sent").into_owned());
+        }
+        drop(secondary);
+        for (value, byte) in kept.iter().zip(0..) {
+            assert_eq!(
+                (value.value(), value.to_vec()),
+                (&[Line([byte; 64]); 8][..], vec![Line([byte; 64]); 8])
+            );
+        }
+    }
+}
