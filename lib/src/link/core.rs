@@ -3,6 +3,7 @@
 //! `Core` does not know files, sockets or payload bytes, so the same code runs on mapped memory, on the heap, under Miri
 //! and under loom.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::config::PoolId;
@@ -304,6 +305,24 @@ impl Core {
         Some(InlineLines::new(table.cell(cell), seconds, cell as usize))
     }
 
+    /// Checks the cell that an entry names.
+    #[inline(always)]
+    pub(crate) fn cell_of(&self, entry: Entry) -> Result<EntryCell<'_>, Wild> {
+        let index = entry.wild_cell();
+        let found = if entry.is_inline() {
+            let Some(table) = &self.inline else {
+                return Err(Wild("an inline cell on a link that has none"));
+            };
+            table.cells().get(index as usize).map(|line| (line, NonNull::dangling()))
+        } else {
+            self.msg().at(index)
+        };
+        match found {
+            Some((line, bytes)) => Ok(EntryCell { line, index, bytes }),
+            None => Err(Wild("an entry past the end of its pool")),
+        }
+    }
+
     /// The ring on which `side` sends.
     #[inline]
     pub(crate) fn outgoing(&self, side: Side) -> &Ring {
@@ -434,7 +453,17 @@ impl Core {
     /// Copies and checks the descriptor of a received MSG.
     #[inline(always)]
     pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, DataRef), Wild> {
-        let line = self.msg().table.cell(cell);
+        self.descriptor_in(self.msg().table.cell(cell), cell, owner)
+    }
+
+    /// As [`read_descriptor`](Self::read_descriptor), for the line of the cell.
+    #[inline(always)]
+    pub(crate) fn descriptor_in(
+        &self,
+        line: &Line,
+        cell: u32,
+        owner: MsgOwner,
+    ) -> Result<(Descriptor, DataRef), Wild> {
         let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
         let (msg_len, data_len) = unpack(line.word(LENGTHS).load(Ordering::Relaxed));
         let (msg_len, data_len) = (msg_len.cast_unsigned(), data_len.cast_unsigned());
@@ -459,6 +488,7 @@ impl Core {
         (Descriptor { msg_id, cell_id, msg_len, data_len }, data)
     }
 
+    #[inline(never)]
     fn check_data(&self, cell: u32, owner: MsgOwner, data: DataRef, data_len: u32) -> Result<(), Wild> {
         let (id, index) = data
             .parts()
@@ -519,29 +549,75 @@ pub(crate) enum TypeConflict {
 }
 
 /// Receives from a ring for one seat.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct SeatOwners<'a> {
     core: &'a Core,
     seat: SeatIndex,
 }
 
-impl SeatOwners<'_> {
+/// The cell of an entry, checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EntryCell<'a> {
+    pub(crate) line: &'a Line,
+    pub(crate) index: u32,
+    /// The first byte of the buffer; dangling for an inline cell.
+    pub(crate) bytes: NonNull<u8>,
+}
+
+impl<'a> Owners for SeatOwners<'a> {
+    type Cell = EntryCell<'a>;
+
     #[inline(always)]
-    fn table(&self, entry: Entry) -> Result<&OwnerTable, Wild> {
-        if entry.is_inline() {
-            return self.core.inline.as_ref().ok_or(Wild("an inline cell on a link that has none"));
+    fn cell(&self, entry: Entry) -> Result<EntryCell<'a>, Wild> {
+        self.core.cell_of(entry)
+    }
+
+    #[inline(always)]
+    fn look_at(&self, entry: Entry, EntryCell { line, .. }: EntryCell<'a>) -> Result<Look, Wild> {
+        // Acquire: a thread that sees a later loan of this buffer also sees the `head` that had passed this entry before.
+        let owner = MsgOwner(line.word(0).load(Ordering::Acquire));
+        if entry.names(owner.epoch()) && owner.is_loaned() {
+            return Ok(Look::Here(owner.0));
         }
-        Ok(&self.core.msg().table)
+        self.look_closer(entry, owner)
+    }
+
+    #[inline(always)]
+    fn take_at(&self, EntryCell { line, .. }: EntryCell<'a>, word: u64) -> bool {
+        let borrowed = MsgOwner(word).borrowed(self.seat);
+        // No Acquire: `PUBLISH` has made the message visible, and this exchange only decides which consumer gets it.
+        // Release pairs with the Acquire of recovery: if recovery sees that this seat has the message, it also sees that we
+        // have the seat.
+        line.word(0).compare_exchange(word, borrowed.0, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline(always)]
+    fn take_alone(&self, EntryCell { line, .. }: EntryCell<'a>, word: u64) {
+        let borrowed = MsgOwner(word).borrowed(self.seat);
+        // Release, as in `take_at`. Recovery may see that this seat has the message before it sees that the message has
+        // left the ring; it must see that we have the seat.
+        line.word(0).store(borrowed.0, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, entry: Entry, EntryCell { line, index, bytes }: EntryCell<'a>) {
+        prefetch_exclusive(line);
+        // For writing too: the handle that releases this buffer loans it again first.
+        if !entry.is_inline() {
+            prefetch_exclusive_at(bytes.as_ptr());
+        } else if entry.has_second_line()
+            && let Some(lines) = self.core.inline_lines(index)
+        {
+            prefetch_exclusive(lines.second());
+        }
     }
 }
 
-impl Owners for SeatOwners<'_> {
-    #[inline(always)]
-    fn look(&self, entry: Entry) -> Result<Look, Wild> {
-        let table = self.table(entry)?;
-        let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
-        // Acquire: a thread that sees a later loan of this buffer also sees the `head` that had passed this entry before.
-        let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
+impl SeatOwners<'_> {
+    /// The state of a message that is not loaned in the entry's epoch.
+    #[cold]
+    #[inline(never)]
+    fn look_closer(self, entry: Entry, owner: MsgOwner) -> Result<Look, Wild> {
         if !entry.names(owner.epoch()) {
             return Ok(Look::Gone);
         }
@@ -553,41 +629,6 @@ impl Owners for SeatOwners<'_> {
             Holder::Published(_) => return Err(Wild("a message of the other ring")),
             Holder::Impossible => return Err(Wild("an owner word that no participant writes")),
         })
-    }
-
-    #[inline(always)]
-    fn take(&self, entry: Entry, word: u64) -> bool {
-        let Ok(table) = self.table(entry) else { return false };
-        let borrowed = MsgOwner(word).borrowed(self.seat);
-        // No Acquire: `PUBLISH` has made the message visible, and this exchange only decides which consumer gets it.
-        // Release pairs with the Acquire of recovery: if recovery sees that this seat has the message, it also sees that we
-        // have the seat.
-        let owner = table.owner(entry.wild_cell());
-        owner.compare_exchange(word, borrowed.0, Ordering::Release, Ordering::Relaxed).is_ok()
-    }
-
-    #[inline(always)]
-    fn take_alone(&self, entry: Entry, word: u64) {
-        let borrowed = MsgOwner(word).borrowed(self.seat);
-        // Release, as in `take`. Recovery may see that this seat has the message before it sees that the message has left
-        // the ring; it must see that we have the seat.
-        self.core.msg().table.owner(entry.wild_cell()).store(borrowed.0, Ordering::Release);
-    }
-
-    #[inline(always)]
-    fn ahead(&self, entry: Entry) {
-        let Ok(table) = self.table(entry) else { return };
-        if let Some(cell) = table.tame(entry.wild_cell()) {
-            prefetch_exclusive(table.cell(cell));
-            // For writing too: the handle that releases this buffer loans it again first.
-            if !entry.is_inline() {
-                prefetch_exclusive_at(self.core.msg().buffer(cell).as_ptr());
-            } else if entry.has_second_line()
-                && let Some(lines) = self.core.inline_lines(cell)
-            {
-                prefetch_exclusive(lines.second());
-            }
-        }
     }
 }
 

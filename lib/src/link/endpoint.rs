@@ -102,6 +102,7 @@ impl Endpoint {
     }
 
     /// Loans a free inline cell.
+    #[inline]
     pub(crate) fn loan_inline(&self) -> Option<(u32, MsgOwner)> {
         let next = |free| MsgOwner(free).loaned(self.me.seat).0;
         let (index, word) = self.caches[INLINE].as_ref()?.claim(|| self.core.seats.used(), next)?;
@@ -126,6 +127,14 @@ impl Endpoint {
     /// Frees a MSG buffer and its DATA. Returns `false` if it was recovered, because its holder was declared dead.
     #[inline(always)]
     pub(crate) fn release(&self, cell: u32, owner: MsgOwner, data: DataRef) -> bool {
+        if !data.is_none() {
+            self.release_data(cell, owner, data);
+        }
+        self.msg.release(cell, owner.0, owner.freed().0)
+    }
+
+    #[inline(never)]
+    fn release_data(&self, cell: u32, owner: MsgOwner, data: DataRef) {
         if let Some((pool, index)) = data.parts()
             && let Some(cache) = &self.caches[pool as usize]
         {
@@ -135,10 +144,10 @@ impl Endpoint {
                 cache.release(index, held.0, held.freed().0);
             }
         }
-        self.msg.release(cell, owner.0, owner.freed().0)
     }
 
     /// Frees an inline cell.
+    #[inline]
     pub(crate) fn release_inline(&self, cell: u32, owner: MsgOwner) {
         if let Some(cache) = &self.caches[INLINE] {
             cache.release(cell, owner.0, owner.freed().0);
@@ -164,6 +173,12 @@ impl Endpoint {
         }
     }
 
+    /// The state of [`producer`](Self::producer), if this participant has the role.
+    #[inline(always)]
+    pub(crate) fn held_producer(&self) -> Option<&spsc::Producer> {
+        self.producer.get()
+    }
+
     /// As `producer`, for the single consumer.
     #[inline(always)]
     pub(crate) fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer, Participant> {
@@ -175,6 +190,12 @@ impl Endpoint {
                 Ok(self.consumer.get_or_init(|| ring.resume_consumer()))
             }
         }
+    }
+
+    /// The state of [`consumer`](Self::consumer), if this participant has the role.
+    #[inline(always)]
+    pub(crate) fn held_consumer(&self) -> Option<&spsc::Consumer> {
+        self.consumer.get()
     }
 
     /// As `producer`, for the writer of a broadcast ring.

@@ -317,9 +317,10 @@ impl<'a> Loan<'a> {
     #[inline(always)]
     pub fn resize_msg(&mut self, len: usize) -> Result<&mut [u8]> {
         self.link.check_seated()?;
-        let fits = self.link.fits(PoolId::CpuMsg, len)?;
+        let pool = self.link.endpoint.msg_pool();
+        let fits = self.link.fits(PoolId::CpuMsg, pool.buf_size(), len)?;
         self.link.endpoint.cell(self.cell).set_msg_len(fits);
-        Ok(bytes_mut(self, self.link.endpoint.msg_pool().buffer(self.cell), len))
+        Ok(bytes_mut(self, pool.buffer(self.cell), len))
     }
 
     /// Sets the length of the DATA part in bytes, and returns the bytes to write. The last successful call counts.
@@ -349,7 +350,7 @@ impl<'a> Loan<'a> {
             return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
         };
         let Some(bytes) = self.link.core().pool(pool) else { return Err(self.link.beyond_the_cpu(pool)) };
-        let fits = self.link.fits(pool, len)?;
+        let fits = self.link.fits(pool, bytes.buf_size(), len)?;
         self.link.endpoint.cell(self.cell).set_data_len(fits);
         Ok(bytes_mut(self, bytes.buffer(index), len))
     }
@@ -361,8 +362,7 @@ impl<'a> Loan<'a> {
             return Err(Error::from(ErrorKind::NoDataPart { link: self.link.link() }));
         };
         let limit = self.link.core().data_table(pool).map_or(0, |(_, buf_size)| buf_size);
-        let fits = u32::try_from(len).ok().filter(|&fits| fits <= limit);
-        let fits = fits.ok_or_else(|| self.link.too_long(pool, len, limit))?;
+        let fits = self.link.fits(pool, limit, len)?;
         let cell = self.link.endpoint.cell(self.cell);
         cell.set_data_len(fits);
         cell.set_memory(memory);
@@ -492,8 +492,7 @@ impl<'a> Loan<'a> {
 
 impl Link {
     #[inline(always)]
-    fn fits(&self, pool: PoolId, len: usize) -> Result<u32> {
-        let limit = self.core().pool(pool).map_or(0, |pool| pool.buf_size());
+    fn fits(&self, pool: PoolId, limit: u32, len: usize) -> Result<u32> {
         match u32::try_from(len) {
             Ok(fits) if fits <= limit => Ok(fits),
             _ => Err(self.too_long(pool, len, limit)),

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use super::Link;
 use super::SharedBytes;
-use super::core::{Cell, Core, DataRef, Descriptor, unpack};
+use super::core::{Cell, Core, DataRef, Descriptor, EntryCell, unpack};
 use super::inline_buffers::InlineBuffers;
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,6 +13,7 @@ use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::{Broadcast, HOLDS_MAX, TakeError, Token};
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
+use crate::ring::spsc::TakenMessage;
 use crate::ring::{Ring, Wild};
 
 /// A received message. It holds its buffers until it is dropped; then they can be loaned again, by this handle first.
@@ -56,10 +57,13 @@ pub(super) struct ReceivedParts {
 impl ReceivedParts {
     /// A message in a MSG buffer that was just made ours.
     #[inline(always)]
-    pub(super) fn pooled(core: &Core, entry: Entry, owner: MsgOwner) -> std::result::Result<Self, Wild> {
-        let cell = entry.wild_cell();
-        let bytes = core.msg().buffer(cell);
-        let (descriptor, data) = core.read_descriptor(cell, owner)?;
+    pub(super) fn pooled(
+        core: &Core,
+        cell: EntryCell<'_>,
+        owner: MsgOwner,
+    ) -> std::result::Result<Self, Wild> {
+        let EntryCell { line, index: cell, bytes } = cell;
+        let (descriptor, data) = core.descriptor_in(line, cell, owner)?;
         Ok(Self { bytes, descriptor, owner, cell, data })
     }
 
@@ -144,17 +148,21 @@ impl Link {
             Ring::Spsc(ring) => {
                 let consumer = self.consumer(ring)?;
                 match ring.take(consumer, &receiving) {
-                    Ok(Some((entry, word, lines))) => {
-                        let message = self.open(entry, word, lines);
+                    Ok(Some(TakenMessage::Inline(entry, lines))) => {
+                        let message = self.inline(entry, lines);
                         ring.pass(consumer);
                         message
+                    }
+                    Ok(Some(TakenMessage::Pooled(cell, word))) => {
+                        ring.pass(consumer);
+                        self.pooled(cell, word)
                     }
                     Ok(None) => return Ok(None),
                     Err(wild) => Err(wild),
                 }
             }
             Ring::Mpmc(ring) => match ring.pop(&receiving) {
-                Ok(Some((entry, word))) => self.open_shared(entry, word),
+                Ok(Some((entry, cell, word))) => self.open_shared(entry, cell, word),
                 Ok(None) => return Ok(None),
                 Err(wild) => Err(wild),
             },
@@ -199,13 +207,14 @@ impl Link {
             Err(wild) => failed = failed.or(Some(wild)),
         };
         let taken = match self.incoming() {
-            Ring::Spsc(ring) => {
-                ring.pop_batch(self.consumer(ring)?, &receiving, max, |entry, word, lines| {
-                    keep(self.open(entry, word, lines));
-                })
-            }
+            Ring::Spsc(ring) => ring.pop_batch(self.consumer(ring)?, &receiving, max, |taken| {
+                keep(match taken {
+                    TakenMessage::Inline(entry, lines) => self.inline(entry, lines),
+                    TakenMessage::Pooled(cell, word) => self.pooled(cell, word),
+                });
+            }),
             Ring::Mpmc(ring) => {
-                ring.pop_batch(&receiving, max, |entry, word| keep(self.open_shared(entry, word)))
+                ring.pop_batch(&receiving, max, |entry, cell, word| keep(self.open_shared(entry, cell, word)))
             }
             Ring::Broadcast(_) => Ok(0),
         };
@@ -221,9 +230,9 @@ impl Link {
         match self.incoming() {
             Ring::Mpmc(ring) => {
                 let receiving = self.endpoint.receiving();
-                for (entry, word) in positions.iter().filter_map(|at| ring.pop_at(*at, &receiving)) {
+                for (entry, cell, word) in positions.iter().filter_map(|at| ring.pop_at(*at, &receiving)) {
                     // Damaged or not, it is dropped.
-                    let _ = self.open_shared(entry, word);
+                    let _ = self.open_shared(entry, cell, word);
                 }
             }
             // Emptied by a writer: see `Endpoint::forget`.
@@ -294,31 +303,25 @@ impl Link {
         Ok(Message { link: self, received })
     }
 
-    /// Receives from a ring with one consumer.
-    #[inline(always)]
-    fn open(
-        &self,
-        entry: Entry,
-        word: u64,
-        lines: InlineLines<'_>,
-    ) -> std::result::Result<Message<'_>, Wild> {
-        if entry.is_inline() { self.inline(entry, lines) } else { self.pooled(entry, word) }
-    }
-
     /// Receives from a ring with many consumers.
     #[inline(always)]
-    fn open_shared(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
-        if entry.is_inline() { self.inline_cell(entry, word) } else { self.pooled(entry, word) }
+    fn open_shared(
+        &self,
+        entry: Entry,
+        cell: EntryCell<'_>,
+        word: u64,
+    ) -> std::result::Result<Message<'_>, Wild> {
+        if entry.is_inline() { self.inline_cell(entry, word) } else { self.pooled(cell, word) }
     }
 
     /// A message in a MSG buffer of which this participant has just become the owner.
     #[inline(always)]
-    pub(super) fn pooled(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+    pub(super) fn pooled(&self, cell: EntryCell<'_>, word: u64) -> std::result::Result<Message<'_>, Wild> {
         let owner = MsgOwner(word).borrowed(self.endpoint.me.seat);
-        match ReceivedParts::pooled(self.core(), entry, owner) {
+        match ReceivedParts::pooled(self.core(), cell, owner) {
             Ok(received) => Ok(Message { link: self, received }),
             Err(wild) => {
-                self.endpoint.release(entry.wild_cell(), owner, DataRef::NONE);
+                self.endpoint.release(cell.index, owner, DataRef::NONE);
                 Err(wild)
             }
         }

@@ -470,11 +470,18 @@ impl Link {
     /// The producer's role in a ring with one producer. Its last holder may have died.
     #[inline(always)]
     fn producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
-        self.endpoint.producer(ring).or_else(|_| self.producer_after_recovery(ring))
+        match self.endpoint.held_producer() {
+            Some(producer) => Ok(producer),
+            None => self.become_producer(ring),
+        }
     }
 
     #[cold]
-    fn producer_after_recovery(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
+    #[inline(never)]
+    fn become_producer(&self, ring: &spsc::Spsc) -> Result<&spsc::Producer> {
+        if let Ok(producer) = self.endpoint.producer(ring) {
+            return Ok(producer);
+        }
         let _uncancelled = Uncancelled::new();
         self.recover()?;
         self.endpoint.producer(ring).map_err(|holder| self.role_taken("producer", &holder))
@@ -482,11 +489,18 @@ impl Link {
 
     #[inline(always)]
     fn consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
-        self.endpoint.consumer(ring).or_else(|_| self.consumer_after_recovery(ring))
+        match self.endpoint.held_consumer() {
+            Some(consumer) => Ok(consumer),
+            None => self.become_consumer(ring),
+        }
     }
 
     #[cold]
-    fn consumer_after_recovery(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
+    #[inline(never)]
+    fn become_consumer(&self, ring: &spsc::Spsc) -> Result<&spsc::Consumer> {
+        if let Ok(consumer) = self.endpoint.consumer(ring) {
+            return Ok(consumer);
+        }
         let _uncancelled = Uncancelled::new();
         self.recover()?;
         self.endpoint.consumer(ring).map_err(|holder| self.role_taken("consumer", &holder))

@@ -91,7 +91,7 @@ fn received(lease: &Arc<SeatLease>, taken: &TakenReply) -> std::result::Result<O
     let (cell, owner) = (taken.entry.wild_cell(), MsgOwner(taken.word).borrowed(lease.me.seat));
     let core = lease.core();
     let received = if !taken.entry.is_inline() {
-        ReceivedParts::pooled(core, taken.entry, owner)
+        core.cell_of(taken.entry).and_then(|cell| ReceivedParts::pooled(core, cell, owner))
     } else if let Some(lines) = core.inline_lines(cell) {
         let copied = ReceivedParts::inline(0, taken.entry, lines, &InlineBuffers::default());
         lease.free_inline(cell, owner);

@@ -468,7 +468,10 @@ impl Link {
         let lines = if inline { self.core().inline_lines(cell) } else { None };
         let received = match lines {
             Some(lines) => ReceivedParts::inline(1, taken.entry, lines, &self.inline_buffers),
-            None => ReceivedParts::pooled(self.core(), taken.entry, taken.owner),
+            None => {
+                let cell = self.core().cell_of(taken.entry);
+                cell.and_then(|cell| ReceivedParts::pooled(self.core(), cell, taken.owner))
+            }
         };
         match received {
             Ok(received) => Ok(Some(Request {
@@ -552,7 +555,7 @@ impl<'a> PendingReply<'a> {
         let message = if taken.entry.is_inline() {
             link.inline_cell(taken.entry, taken.word)
         } else {
-            link.pooled(taken.entry, taken.word)
+            link.core().cell_of(taken.entry).and_then(|cell| link.pooled(cell, taken.word))
         };
         message.map(Some).map_err(|wild| link.corrupt(wild))
     }

@@ -117,7 +117,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn take_request(&self) -> Result<Option<TakenRequest>, Wild> {
         let Some(requests) = self.core.requests() else { return Ok(None) };
-        let Some((entry, word)) = requests.mpmc().pop(&self.receiving())? else { return Ok(None) };
+        let Some((entry, _, word)) = requests.mpmc().pop(&self.receiving())? else { return Ok(None) };
         let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg as usize };
         let (sent, cell) = (MsgOwner(word), entry.wild_cell());
         let owner = sent.borrowed(self.me.seat);

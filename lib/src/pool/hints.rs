@@ -40,15 +40,18 @@ pub(crate) const fn lines(len: usize) -> usize {
 /// Private to a handle. An entry counts only while its bit is set in the seat's bitmap; a thief that steals a hint clears it.
 #[derive(Debug)]
 pub(crate) struct Recent {
+    /// The newest `RECENT_MAX` entries; [`EMPTY`](Self::EMPTY) where one was popped.
     stack: [Cell<u32>; RECENT_MAX],
-    /// Number of pushes less pops; the stack keeps the newest `RECENT_MAX`.
+    /// Number of pushes less pops.
     top: Cell<usize>,
-    depth: Cell<usize>,
 }
 
 impl Recent {
+    /// No pool has this many buffers.
+    const EMPTY: u32 = u32::MAX;
+
     pub(crate) fn new() -> Self {
-        Self { stack: [const { Cell::new(0) }; RECENT_MAX], top: Cell::new(0), depth: Cell::new(0) }
+        Self { stack: [const { Cell::new(Self::EMPTY) }; RECENT_MAX], top: Cell::new(0) }
     }
 
     #[inline]
@@ -56,16 +59,17 @@ impl Recent {
         let top = self.top.get();
         self.stack[top % RECENT_MAX].set(index);
         self.top.set(top.wrapping_add(1));
-        self.depth.set((self.depth.get() + 1).min(RECENT_MAX));
     }
 
     #[inline]
     pub(crate) fn pop(&self) -> Option<u32> {
-        let depth = self.depth.get().checked_sub(1)?;
-        self.depth.set(depth);
         let top = self.top.get().wrapping_sub(1);
+        let index = self.stack[top % RECENT_MAX].replace(Self::EMPTY);
+        if index == Self::EMPTY {
+            return None;
+        }
         self.top.set(top);
-        Some(self.stack[top % RECENT_MAX].get())
+        Some(index)
     }
 }
 
@@ -249,5 +253,22 @@ impl Hints {
     /// Number of 64-bit words in a bitmap.
     pub(crate) fn word_count(&self) -> usize {
         self.words()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_keeps_the_newest_and_ends_with_none() {
+        let recent = Recent::new();
+        assert_eq!(recent.pop(), None);
+        let more: u32 = u32::try_from(RECENT_MAX).unwrap() + 6;
+        (0..more).for_each(|index| recent.push(index));
+        let popped: Vec<u32> = std::iter::from_fn(|| recent.pop()).collect();
+        assert_eq!(popped, (6..more).rev().collect::<Vec<u32>>());
+        recent.push(9);
+        assert_eq!((recent.pop(), recent.pop()), (Some(9), None));
     }
 }

@@ -52,8 +52,14 @@ impl OwnerTable {
         self.cells.len()
     }
 
+    /// The cells of all buffers, by index.
+    #[inline(always)]
+    pub(crate) fn cells(&self) -> &[Line] {
+        &self.cells
+    }
+
     /// The cell of `index`, which must come from this table or have been checked against its length.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn cell(&self, index: u32) -> &Line {
         &self.cells[index as usize]
     }
@@ -153,6 +159,38 @@ impl PoolCache {
         seats_used: impl Fn() -> usize,
         next: impl Fn(u64) -> u64,
     ) -> Option<(u32, u64)> {
+        // Nearly always, the buffer that was released last is still free.
+        match self.recent.pop() {
+            Some(index) => match self.claim_hinted(index, &next) {
+                Some(claimed) => Some((index, claimed)),
+                None => self.search(seats_used, next),
+            },
+            None => self.search(seats_used, next),
+        }
+    }
+
+    /// Claims a buffer whose hint is in the own bitmap, and takes the hint away.
+    #[inline(always)]
+    fn claim_hinted(&self, index: u32, next: impl Fn(u64) -> u64) -> Option<u64> {
+        if !self.own.take(index) {
+            return None;
+        }
+        let owner = self.table.owner(index);
+        let word = owner.load(Ordering::Relaxed);
+        if !owner::is_free(word) {
+            return None;
+        }
+        let claimed = next(word);
+        // Acquire pairs with the Release of `release`: the last holder is done with the bytes before we write them.
+        // Release pairs with the Acquire of recovery: who sees this loan sees that we have the seat, and the MSG that a
+        // DATA buffer is attached to.
+        owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(claimed)
+    }
+
+    /// Claims a buffer if the one that was released last is in use.
+    #[cold]
+    #[inline(never)]
+    fn search(&self, seats_used: impl Fn() -> usize, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
         let mut refills = 0;
         // Each round takes an entry off `recent`, all of which may be stale, or a hint out of the own bitmap, so honest
         // peers end this long before the bound does.
@@ -164,19 +202,7 @@ impl PoolCache {
                 }
                 continue;
             };
-            if !self.own.take(index) {
-                continue;
-            }
-            let owner = self.table.owner(index);
-            let word = owner.load(Ordering::Relaxed);
-            if !owner::is_free(word) {
-                continue;
-            }
-            let claimed = next(word);
-            // Acquire pairs with the Release of `release`: the last holder is done with the bytes before we write them.
-            // Release pairs with the Acquire of recovery: who sees this loan sees that we have the seat, and the MSG that a
-            // DATA buffer is attached to.
-            if owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if let Some(claimed) = self.claim_hinted(index, &next) {
                 return Some((index, claimed));
             }
         }
@@ -260,6 +286,15 @@ impl BufferMemory {
 }
 
 impl Pool {
+    /// The line of a cell whose index was read from shared memory, and the first byte of its buffer.
+    #[inline(always)]
+    #[expect(unsafe_code, reason = "pointer arithmetic inside the pool's bytes")]
+    pub(crate) fn at(&self, wild: u32) -> Option<(&Line, NonNull<u8>)> {
+        let line = self.table.cells.get(wild as usize)?;
+        // SAFETY: `Pool::place` checked that a stride for each cell fits in the memory.
+        Some((line, unsafe { self.bytes.start.add(wild as usize * self.bytes.stride) }))
+    }
+
     /// Places a pool in `memory`: table at line `table_start`, bytes at line `buffer_start`.
     pub(crate) fn place(
         memory: &Arc<Memory>,

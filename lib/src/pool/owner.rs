@@ -20,7 +20,7 @@
 //! The epoch grows with each loan. It fences a participant that was declared dead and comes back: its compare-and-swap
 //! names an epoch that is over.
 
-use crate::participant::SeatIndex;
+use crate::participant::{MAX_SEATS, SeatIndex};
 
 const STATE_BITS: u32 = 2;
 const STATE_MASK: u64 = 3;
@@ -70,6 +70,13 @@ impl MsgOwner {
             (PUBLISHED, Some(seat)) => Holder::Published(seat),
             _ => Holder::Impossible,
         }
+    }
+
+    /// Whether a participant has loaned it: [`holder`](Self::holder) for the hot path.
+    #[inline(always)]
+    pub(crate) fn is_loaned(self) -> bool {
+        const NO_SEAT: u64 = SEAT_MASK & !(MAX_SEATS as u64 - 1);
+        self.0 & (STATE_MASK | NO_SEAT << STATE_BITS) == LOANED
     }
 
     /// Which loan of this buffer it is; grows by one with each.

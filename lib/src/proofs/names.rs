@@ -46,7 +46,7 @@ fn a_batch_passes_the_slot_of_an_inline_message() {
         (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
     send_inline(&producer, 1).unwrap();
     let Ring::Mpmc(ring) = &consumer.incoming else { unreachable!() };
-    let taken = ring.pop_batch(&consumer.receiving(), 2, |entry, word| {
+    let taken = ring.pop_batch(&consumer.receiving(), 2, |entry, _, word| {
         // As `Link::inline_cell` does.
         consumer.release_inline(entry.wild_cell(), MsgOwner(word).borrowed(consumer.me.seat));
         go_round(&producer, entry);
@@ -64,7 +64,7 @@ fn a_batch_is_never_more_than_the_ring_holds() {
         send_inline(&producer, id).unwrap();
     }
     let Ring::Mpmc(ring) = &consumer.incoming else { unreachable!() };
-    let taken = ring.pop_batch(&consumer.receiving(), 1_000, |entry, word| {
+    let taken = ring.pop_batch(&consumer.receiving(), 1_000, |entry, _, word| {
         consumer.release_inline(entry.wild_cell(), MsgOwner(word).borrowed(consumer.me.seat));
         send_inline(&producer, 9).expect("its slot was passed");
     });

@@ -12,6 +12,7 @@ use crate::ring::broadcast::{TakeError, Token};
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplyOutcome, RequestId};
+use crate::ring::spsc::TakenMessage;
 use crate::ring::{Ring, Wild};
 use crate::segment::layout::LinkShape;
 
@@ -217,8 +218,8 @@ fn inline(entry: Entry, lines: InlineLines<'_>) -> Result<ReceivedItem, Wild> {
     Ok(ReceivedItem::Inline(msg_id, words[0], words[len as usize / 8 - 1]))
 }
 
-fn pooled(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedItem, Wild> {
-    let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(endpoint.me.seat));
+fn pooled(endpoint: &Endpoint, cell: u32, word: u64) -> Result<ReceivedItem, Wild> {
+    let owner = MsgOwner(word).borrowed(endpoint.me.seat);
     match endpoint.core.read_descriptor(cell, owner) {
         Ok((descriptor, data)) => Ok(ReceivedItem::Pooled(HeldBuffers {
             cell,
@@ -233,13 +234,9 @@ fn pooled(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedItem, 
     }
 }
 
-fn open(endpoint: &Endpoint, entry: Entry, word: u64, lines: InlineLines<'_>) -> Result<ReceivedItem, Wild> {
-    if entry.is_inline() { inline(entry, lines) } else { pooled(endpoint, entry, word) }
-}
-
 fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedItem, Wild> {
     if !entry.is_inline() {
-        return pooled(endpoint, entry, word);
+        return pooled(endpoint, entry.wild_cell(), word);
     }
     let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(endpoint.me.seat));
     let got = inline(entry, endpoint.core.inline_lines(cell).expect("inline cells"));
@@ -253,13 +250,21 @@ pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<ReceivedItem>, Wild>
     match &endpoint.incoming {
         Ring::Spsc(ring) => {
             let me = endpoint.consumer(ring).expect("the role");
-            let Some((entry, word, lines)) = ring.take(me, &receiving)? else { return Ok(None) };
-            let got = open(endpoint, entry, word, lines);
-            ring.pass(me);
-            got.map(Some)
+            match ring.take(me, &receiving)? {
+                None => Ok(None),
+                Some(TakenMessage::Inline(entry, lines)) => {
+                    let got = inline(entry, lines);
+                    ring.pass(me);
+                    got.map(Some)
+                }
+                Some(TakenMessage::Pooled(cell, word)) => {
+                    ring.pass(me);
+                    pooled(endpoint, cell.index, word).map(Some)
+                }
+            }
         }
         Ring::Mpmc(ring) => match ring.pop(&receiving)? {
-            Some((entry, word)) => open_shared(endpoint, entry, word).map(Some),
+            Some((entry, _, word)) => open_shared(endpoint, entry, word).map(Some),
             None => Ok(None),
         },
         Ring::Broadcast(ring) => {
@@ -290,12 +295,15 @@ pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<Recei
     match &endpoint.incoming {
         Ring::Spsc(ring) => {
             let me = endpoint.consumer(ring).expect("the role");
-            ring.pop_batch(me, &receiving, max, |entry, word, lines| {
-                all.push(open(endpoint, entry, word, lines))
+            ring.pop_batch(me, &receiving, max, |taken| {
+                all.push(match taken {
+                    TakenMessage::Inline(entry, lines) => inline(entry, lines),
+                    TakenMessage::Pooled(cell, word) => pooled(endpoint, cell.index, word),
+                });
             })?;
         }
         Ring::Mpmc(ring) => {
-            ring.pop_batch(&receiving, max, |entry, word| all.push(open_shared(endpoint, entry, word)))?;
+            ring.pop_batch(&receiving, max, |entry, _, word| all.push(open_shared(endpoint, entry, word)))?;
         }
         Ring::Broadcast(_) => unreachable!("`Link::receive_batch` receives one by one"),
     }

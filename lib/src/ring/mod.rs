@@ -74,14 +74,28 @@ pub(crate) enum Look {
 
 /// Access to the owner words of a ring's entries.
 pub(crate) trait Owners {
+    /// The buffer or inline cell of an entry.
+    type Cell: Copy;
+    /// Checks the cell that an entry names.
+    fn cell(&self, entry: Entry) -> Result<Self::Cell, Wild>;
     /// Reads the owner word of an entry.
-    fn look(&self, entry: Entry) -> Result<Look, Wild>;
+    fn look_at(&self, entry: Entry, cell: Self::Cell) -> Result<Look, Wild>;
     /// Becomes the owner of the message by one exchange. Returns `false` if another participant was faster.
-    fn take(&self, entry: Entry, word: u64) -> bool;
-    /// As `take`, if no other participant can want the message: a store suffices.
-    fn take_alone(&self, entry: Entry, word: u64);
-    /// Called for an entry that will probably be received soon, to prefetch.
-    fn ahead(&self, entry: Entry);
+    fn take_at(&self, cell: Self::Cell, word: u64) -> bool;
+    /// As `take_at`, if no other participant can want the message: a store suffices.
+    fn take_alone(&self, cell: Self::Cell, word: u64);
+    /// Prefetches a message that will probably be received soon.
+    fn prefetch(&self, entry: Entry, cell: Self::Cell);
+
+    /// As [`look_at`](Self::look_at), of an entry that was not checked.
+    fn look(&self, entry: Entry) -> Result<Look, Wild> {
+        self.look_at(entry, self.cell(entry)?)
+    }
+
+    /// As [`take_at`](Self::take_at), of an entry that was not checked.
+    fn take(&self, entry: Entry, word: u64) -> bool {
+        self.cell(entry).is_ok_and(|cell| self.take_at(cell, word))
+    }
 }
 
 /// The words of a ring in shared memory.
@@ -91,56 +105,114 @@ pub(crate) struct Words {
     slots: Lines,
     /// log2 of the capacity.
     shift: u32,
+    /// The capacity less 1.
+    mask: u64,
 }
 
 impl Words {
-    #[inline]
+    /// The addresses and lengths in local variables: after each atomic access, fields would be loaded, and indices checked,
+    /// again.
+    #[inline(always)]
+    fn view(&self) -> WordsView<'_> {
+        match self.control.first_chunk() {
+            Some(control) => WordsView { control, slots: &self.slots, shift: self.shift, mask: self.mask },
+            None => unreachable!("`Ring::new` is given all control lines"),
+        }
+    }
+
+    #[inline(always)]
     pub(crate) fn control(&self, line: usize) -> &AtomicU64 {
-        self.control[line].word(0)
+        self.view().control(line)
     }
 
     /// A word next to that of a control line, written by the same participants.
     #[inline]
     pub(crate) fn beside(&self, line: usize, word: usize) -> &AtomicU64 {
-        self.control[line].word(word)
+        self.view().control[line].word(word)
     }
 
-    #[inline]
+    #[inline(always)]
     fn capacity(&self) -> u64 {
-        1 << self.shift
+        self.view().capacity()
+    }
+
+    #[inline(always)]
+    fn lap(&self, position: u64) -> u32 {
+        self.view().lap(position)
+    }
+
+    #[inline(always)]
+    fn line(&self, position: u64) -> &Line {
+        self.view().line(position)
+    }
+
+    #[inline(always)]
+    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
+        self.view().lines(position)
+    }
+
+    #[inline(always)]
+    fn write_inline(&self, position: u64, ids: u64, msg: &[u8]) {
+        self.view().write_inline(position, ids, msg);
+    }
+
+    #[inline(always)]
+    fn publish(&self, position: u64, entry: Entry) {
+        self.view().publish(position, entry);
+    }
+}
+
+/// The words of a ring, for the duration of a call.
+#[derive(Clone, Copy, Debug)]
+struct WordsView<'a> {
+    control: &'a [Line; CONTROL_LINES],
+    slots: &'a [Line],
+    shift: u32,
+    mask: u64,
+}
+
+impl<'a> WordsView<'a> {
+    #[inline(always)]
+    fn control(self, line: usize) -> &'a AtomicU64 {
+        self.control[line].word(0)
+    }
+
+    #[inline(always)]
+    fn capacity(self) -> u64 {
+        self.mask + 1
     }
 
     /// The lap of `position`: how often the positions have wrapped, starting at 1.
-    #[inline]
-    fn lap(&self, position: u64) -> u32 {
+    #[inline(always)]
+    fn lap(self, position: u64) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "laps count modulo 2^32")]
         let lap = (position >> self.shift) as u32;
         lap.wrapping_add(1)
     }
 
-    #[inline]
-    fn slot_index(&self, position: u64) -> usize {
+    #[inline(always)]
+    fn slot_index(self, position: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "masked to the capacity")]
-        let index = (position & (self.capacity() - 1)) as usize;
+        let index = (position & self.mask) as usize;
         index
     }
 
     /// The slot at `position`, if a slot is a whole line.
     #[inline(always)]
-    fn line(&self, position: u64) -> &Line {
+    fn line(self, position: u64) -> &'a Line {
         &self.slots[self.slot_index(position)]
     }
 
     /// The lines of an inline message in the slot at `position`.
     #[inline(always)]
-    pub(crate) fn lines(&self, position: u64) -> InlineLines<'_> {
+    fn lines(self, position: u64) -> InlineLines<'a> {
         let index = self.slot_index(position);
-        InlineLines::new(&self.slots[index], &self.slots, self.slots.len() / 2 + index)
+        InlineLines::new(&self.slots[index], self.slots, self.slots.len() / 2 + index)
     }
 
     /// Writes an inline message into the slot at `position`.
     #[inline(always)]
-    fn write_inline(&self, position: u64, ids: u64, msg: &[u8]) {
+    fn write_inline(self, position: u64, ids: u64, msg: &[u8]) {
         self.lines(position).write(ids, msg);
         if msg.len() > FIRST_LINE_BYTES {
             prefetch_exclusive(self.lines(position.wrapping_add(AHEAD)).second());
@@ -149,7 +221,7 @@ impl Words {
 
     /// Sends `entry` in the slot at `position`, where no other participant may send.
     #[inline(always)]
-    fn publish(&self, position: u64, entry: Entry) {
+    fn publish(self, position: u64, entry: Entry) {
         // PUBLISH
         self.line(position).word(0).store(entry.in_lap(self.lap(position)), Ordering::Release);
         prefetch_exclusive(self.line(position.wrapping_add(AHEAD)));
@@ -187,6 +259,8 @@ impl Kind {
 }
 
 /// A ring of any kind.
+// With a tag of its own: one inside a field would have to be decoded in each call.
+#[repr(u8)]
 #[derive(Clone, Debug)]
 pub(crate) enum Ring {
     Spsc(spsc::Spsc),
@@ -199,7 +273,7 @@ impl Ring {
     /// ring, and `capacity` must be a power of two.
     pub(crate) fn new(control: Lines, slots: Lines, cursors: &Lines, capacity: usize, kind: Kind) -> Self {
         debug_assert!(capacity.is_power_of_two() && slots.len() == kind.slot_lines(capacity));
-        let words = Words { control, slots, shift: capacity.trailing_zeros() };
+        let words = Words { control, slots, shift: capacity.trailing_zeros(), mask: capacity as u64 - 1 };
         match kind {
             Kind::Spsc => Self::Spsc(spsc::Spsc::new(words)),
             Kind::Mpmc => Self::Mpmc(mpmc::Mpmc::new(words)),

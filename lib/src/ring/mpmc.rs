@@ -15,9 +15,9 @@
 use std::cell::Cell;
 
 use super::entry::Entry;
-use super::{AHEAD, Full, HEAD, Look, Owners, TAIL, Wild, Words};
+use super::{AHEAD, Full, HEAD, Look, Owners, TAIL, Wild, Words, WordsView};
 use crate::segment::prefetch_exclusive;
-use crate::sync::{AtomicU64, Line, Ordering, spin};
+use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE, spin};
 
 /// Every failed round means that another participant made progress, or that a hostile peer writes arbitrary values. After
 /// this many, and one for each slot (which may have been received by a dead consumer), it is a hostile peer.
@@ -53,30 +53,22 @@ impl Mpmc {
         Self { words }
     }
 
-    /// Consecutive positions are on different lines, so that a producer and a consumer rarely access the same one.
     #[inline]
     pub(super) fn slot(&self, position: u64) -> &AtomicU64 {
-        let (line, word) = self.place(position);
-        line.word(word)
-    }
-
-    #[inline]
-    fn place(&self, position: u64) -> (&Line, usize) {
-        let (index, lines) = (self.words.slot_index(position), self.words.slots.len());
-        // The capacity is a power of two. With fewer than 8 slots there is one line.
-        (&self.words.slots[index & (lines - 1)], index >> lines.trailing_zeros())
+        slot(self.words.view(), position)
     }
 
     /// Sends one message by its entry.
     #[inline(always)]
     pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), PushError> {
-        let tail = self.words.control(TAIL);
-        for _ in 0..self.words.capacity() + ROUNDS_MAX {
+        let words = self.words.view();
+        let tail = words.control(TAIL);
+        for _ in 0..words.capacity() + ROUNDS_MAX {
             let position = tail.load(Ordering::Acquire);
-            let slot = self.slot(position);
+            let slot = slot(words, position);
             let seen = slot.load(Ordering::Acquire);
             let lap = Entry::split(seen).0;
-            let here = self.words.lap(position);
+            let here = words.lap(position);
             if lap == here {
                 // Another producer published here and has not moved `tail` yet, or died before it could.
                 let _ = tail.compare_exchange(
@@ -92,7 +84,7 @@ impl Mpmc {
                 spin();
                 continue;
             }
-            if self.looks_full(me, position) {
+            if looks_full(words, me, position) {
                 return Err(PushError::Full);
             }
             // PUBLISH
@@ -104,29 +96,16 @@ impl Mpmc {
                     Ordering::AcqRel,
                     Ordering::Acquire,
                 );
-                prefetch_exclusive(self.place(position.wrapping_add(AHEAD)).0);
+                prefetch_exclusive(place(words, position.wrapping_add(AHEAD)).0);
                 return Ok(());
             }
         }
         Err(PushError::Wild(Wild("a ring whose slots never settle")))
     }
 
-    /// Whether the slot of `position` still has a message of the previous lap that was not received.
+    /// Receives one message: its entry, its cell and its owner word.
     #[inline(always)]
-    fn looks_full(&self, me: &Producer, position: u64) -> bool {
-        // Unsigned: a copy beyond `position` is refreshed too, so a wild value does not outlast the damage.
-        if position.wrapping_sub(me.head.get()) < self.words.capacity() {
-            return false;
-        }
-        // CONSUME
-        me.head.set(self.words.control(HEAD).load(Ordering::Acquire));
-        // Signed: consumers may have passed an old position, and then the exchange on its slot fails.
-        position.wrapping_sub(me.head.get()).cast_signed() >= self.words.capacity().cast_signed()
-    }
-
-    /// Receives one message: its entry and its owner word.
-    #[inline(always)]
-    pub(crate) fn pop(&self, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
+    pub(crate) fn pop<O: Owners>(&self, owners: &O) -> Result<Option<(Entry, O::Cell, u64)>, Wild> {
         let start = self.words.control(HEAD).load(Ordering::Acquire);
         let mut position = start;
         let taken = self.take(&mut position, owners);
@@ -138,15 +117,16 @@ impl Mpmc {
 
     /// Receives the message at `position`, unless it was received or is damaged, and moves `head` past it. Later messages
     /// stay. The caller has done this for every message before.
-    pub(crate) fn pop_at(&self, position: u64, owners: &impl Owners) -> Option<(Entry, u64)> {
+    pub(crate) fn pop_at<O: Owners>(&self, position: u64, owners: &O) -> Option<(Entry, O::Cell, u64)> {
         // PUBLISH
         let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
-        let look = if lap == self.words.lap(position) { owners.look(entry) } else { Ok(Look::Gone) };
+        let cell = owners.cell(entry).ok().filter(|_| lap == self.words.lap(position));
+        let look = cell.map(|cell| (cell, owners.look_at(entry, cell)));
         // After the owner word was read, as in `take`.
         let passed = self.words.control(HEAD).load(Ordering::Acquire);
         let taken = match look {
-            Ok(Look::Here(word)) if passed.wrapping_sub(position).cast_signed() <= 0 => {
-                owners.take(entry, word).then_some((entry, word))
+            Some((cell, Ok(Look::Here(word)))) if passed.wrapping_sub(position).cast_signed() <= 0 => {
+                owners.take_at(cell, word).then_some((entry, cell, word))
             }
             _ => None,
         };
@@ -156,11 +136,11 @@ impl Mpmc {
 
     /// Receives up to `max` messages, passes each to `each`, and moves `head` once. Returns their number.
     #[inline(always)]
-    pub(crate) fn pop_batch(
+    pub(crate) fn pop_batch<O: Owners>(
         &self,
-        owners: &impl Owners,
+        owners: &O,
         max: usize,
-        mut each: impl FnMut(Entry, u64),
+        mut each: impl FnMut(Entry, O::Cell, u64),
     ) -> Result<usize, Wild> {
         let start = self.words.control(HEAD).load(Ordering::Acquire);
         let mut position = start;
@@ -171,12 +151,12 @@ impl Mpmc {
         while taken < max && wild.is_none() {
             let before = position;
             match self.take(&mut position, owners) {
-                Ok(Some((entry, word))) => {
+                Ok(Some((entry, cell, word))) => {
                     if entry.is_inline() {
                         // `each` frees its cell at once, and no consumer may find a later loan of it behind this entry.
                         self.pass(position);
                     }
-                    each(entry, word);
+                    each(entry, cell, word);
                     taken += 1;
                 }
                 Ok(None) => break,
@@ -199,43 +179,62 @@ impl Mpmc {
     /// Becomes the owner of the first message at or after `position`, and moves `position` past it. The caller moves
     /// `head`.
     #[inline(always)]
-    fn take(&self, position: &mut u64, owners: &impl Owners) -> Result<Option<(Entry, u64)>, Wild> {
-        let head = self.words.control(HEAD);
-        for _ in 0..self.words.capacity() + ROUNDS_MAX {
+    fn take<O: Owners>(&self, position: &mut u64, owners: &O) -> Result<Option<(Entry, O::Cell, u64)>, Wild> {
+        let words = self.words.view();
+        let head = words.control(HEAD);
+        for _ in 0..words.capacity() + ROUNDS_MAX {
             let at = *position;
             // PUBLISH
-            let (lap, entry) = Entry::split(self.slot(at).load(Ordering::Acquire));
-            let here = self.words.lap(at);
+            let (lap, entry) = Entry::split(slot(words, at).load(Ordering::Acquire));
+            let here = words.lap(at);
             if lap.wrapping_add(1) == here {
                 return Ok(None);
             }
-            owners.ahead(entry);
-            let look = if lap == here { owners.look(entry) } else { Ok(Look::Gone) };
-            // After the owner word was read: if no consumer has passed this slot yet, the word is of this turn.
-            let passed = head.load(Ordering::Acquire);
-            if passed.wrapping_sub(at).cast_signed() > 0 {
-                *position = passed;
+            // If no consumer has passed this slot after the owner word was read, the word is of this turn.
+            let is_passed = |position: &mut u64| {
+                let passed = head.load(Ordering::Acquire);
+                let is_passed = passed.wrapping_sub(at).cast_signed() > 0;
+                if is_passed {
+                    *position = passed;
+                }
+                is_passed
+            };
+            if lap != here {
+                if !is_passed(position) {
+                    spin();
+                }
                 continue;
             }
-            if lap != here {
-                spin();
+            let look = match owners.cell(entry) {
+                Ok(cell) => {
+                    owners.prefetch(entry, cell);
+                    match owners.look_at(entry, cell) {
+                        Ok(look) => Ok((cell, look)),
+                        Err(wild) => Err(wild),
+                    }
+                }
+                Err(wild) => Err(wild),
+            };
+            if is_passed(position) {
                 continue;
             }
             let after = at.wrapping_add(1);
             match look {
-                Ok(Look::Here(word)) => {
+                Ok((cell, Look::Here(word))) => {
                     let later = at.wrapping_add(AHEAD);
-                    let (lap, next) = Entry::split(self.slot(later).load(Ordering::Relaxed));
-                    if lap == self.words.lap(later) {
-                        owners.ahead(next);
+                    let (lap, next) = Entry::split(slot(words, later).load(Ordering::Relaxed));
+                    if lap == words.lap(later)
+                        && let Ok(next_cell) = owners.cell(next)
+                    {
+                        owners.prefetch(next, next_cell);
                     }
-                    if owners.take(entry, word) {
+                    if owners.take_at(cell, word) {
                         *position = after;
-                        return Ok(Some((entry, word)));
+                        return Ok(Some((entry, cell, word)));
                     }
                     // Another participant received it, or declared its sender dead: look again, and pass it.
                 }
-                Ok(Look::Gone) => *position = after,
+                Ok((_, Look::Gone)) => *position = after,
                 Err(wild) => {
                     *position = after;
                     return Err(wild);
@@ -269,9 +268,10 @@ impl Mpmc {
     /// Moves `head` to `position`: every message before it was received, by us or by another consumer.
     #[inline]
     fn pass(&self, position: u64) {
-        let head = self.words.control(HEAD);
+        let words = self.words.view();
+        let head = words.control(HEAD);
         let mut current = head.load(Ordering::Relaxed);
-        for _ in 0..self.words.capacity() + ROUNDS_MAX {
+        for _ in 0..words.capacity() + ROUNDS_MAX {
             if position.wrapping_sub(current).cast_signed() <= 0 {
                 return;
             }
@@ -282,6 +282,34 @@ impl Mpmc {
             }
         }
     }
+}
+
+/// The line of the slot at `position`, and its word there. Consecutive positions are on different lines, so that a producer
+/// and a consumer rarely access the same one.
+#[inline(always)]
+fn place(words: WordsView<'_>, position: u64) -> (&Line, usize) {
+    let (index, lines) = (words.slot_index(position), words.slots.len());
+    // The capacity is a power of two. With fewer than 8 slots there is one line.
+    (&words.slots[index & (lines - 1)], (index >> lines.trailing_zeros()) % WORDS_PER_LINE)
+}
+
+#[inline(always)]
+fn slot(words: WordsView<'_>, position: u64) -> &AtomicU64 {
+    let (line, word) = place(words, position);
+    line.word(word)
+}
+
+/// Whether the slot of `position` still has a message of the previous lap that was not received.
+#[inline(always)]
+fn looks_full(words: WordsView<'_>, me: &Producer, position: u64) -> bool {
+    // Unsigned: a copy beyond `position` is refreshed too, so a wild value does not outlast the damage.
+    if position.wrapping_sub(me.head.get()) < words.capacity() {
+        return false;
+    }
+    // CONSUME
+    me.head.set(words.control(HEAD).load(Ordering::Acquire));
+    // Signed: consumers may have passed an old position, and then the exchange on its slot fails.
+    position.wrapping_sub(me.head.get()).cast_signed() >= words.capacity().cast_signed()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::cell::Cell;
 
 use super::entry::Entry;
 use super::inline::InlineLines;
-use super::{AHEAD, Full, HEAD, Look, Owners, Wild, Words};
+use super::{AHEAD, Full, HEAD, Look, Owners, Wild, Words, WordsView};
 use crate::segment::prefetch_shared;
 use crate::sync::Ordering;
 
@@ -37,6 +37,15 @@ pub(crate) struct Consumer {
     head: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
+}
+
+/// A message of which the consumer has become the owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TakenMessage<'a, C> {
+    /// In the lines of the slot.
+    Inline(Entry, InlineLines<'a>),
+    /// In a buffer, with its owner word as it was before.
+    Pooled(C, u64),
 }
 
 impl Spsc {
@@ -66,43 +75,48 @@ impl Spsc {
     /// Sends a message in a MSG buffer.
     #[inline(always)]
     pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), Full> {
-        self.push_with(me, entry, |_| {})
+        self.push_with(me, entry, |_, _| {})
     }
 
     /// Sends a message of at most [`INLINE_MAX_BYTES`](super::INLINE_MAX_BYTES) in the slot.
     #[inline(always)]
     pub(crate) fn push_inline(&self, me: &Producer, ids: u64, msg: &[u8]) -> Result<(), Full> {
-        self.push_with(me, Entry::inline_here(msg.len()), |position| {
-            self.words.write_inline(position, ids, msg);
+        self.push_with(me, Entry::inline_here(msg.len()), |words, position| {
+            words.write_inline(position, ids, msg);
         })
     }
 
     /// Sends `entry` after `fill` has written what belongs to it at its position.
     #[inline(always)]
-    fn push_with(&self, me: &Producer, entry: Entry, fill: impl FnOnce(u64)) -> Result<(), Full> {
-        let tail = me.tail.get();
-        if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
+    fn push_with(
+        &self,
+        me: &Producer,
+        entry: Entry,
+        fill: impl FnOnce(WordsView<'_>, u64),
+    ) -> Result<(), Full> {
+        let (words, tail) = (self.words.view(), me.tail.get());
+        if tail.wrapping_sub(me.head.get()) >= words.capacity() {
             // CONSUME: the consumer has read what we are about to overwrite.
-            me.head.set(self.words.control(HEAD).load(Ordering::Acquire));
-            if tail.wrapping_sub(me.head.get()) >= self.words.capacity() {
+            me.head.set(words.control(HEAD).load(Ordering::Acquire));
+            if tail.wrapping_sub(me.head.get()) >= words.capacity() {
                 return Err(Full);
             }
         }
-        fill(tail);
-        self.words.publish(tail, entry);
+        fill(words, tail);
+        words.publish(tail, entry);
         me.tail.set(tail.wrapping_add(1));
         Ok(())
     }
 
-    /// Becomes the owner of the oldest message, and returns its entry, its owner word (if it has a buffer) and its lines.
+    /// Becomes the owner of the oldest message, and returns where it is.
     /// The caller copies what it needs from the lines and then calls [`pass`](Self::pass), after which the producer may
     /// overwrite them.
     #[inline(always)]
-    pub(crate) fn take(
+    pub(crate) fn take<O: Owners>(
         &self,
         me: &Consumer,
-        owners: &impl Owners,
-    ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
+        owners: &O,
+    ) -> Result<Option<TakenMessage<'_, O::Cell>>, Wild> {
         let taken = self.take_at(me, me.head.get(), owners);
         if taken.is_err() {
             // A damaged message is passed, too, so that it is reported once.
@@ -119,12 +133,12 @@ impl Spsc {
 
     /// Receives up to `max` messages, passes each to `each`, and moves `head` once. Returns their number.
     #[inline(always)]
-    pub(crate) fn pop_batch(
+    pub(crate) fn pop_batch<O: Owners>(
         &self,
         me: &Consumer,
-        owners: &impl Owners,
+        owners: &O,
         max: usize,
-        mut each: impl FnMut(Entry, u64, InlineLines<'_>),
+        mut each: impl FnMut(TakenMessage<'_, O::Cell>),
     ) -> Result<usize, Wild> {
         let start = me.head.get();
         // A fast producer must not keep the caller here.
@@ -132,7 +146,7 @@ impl Spsc {
         for taken in 0..max {
             let head = start.wrapping_add(taken as u64);
             match self.take_at(me, head, owners) {
-                Ok(Some((entry, word, lines))) => each(entry, word, lines),
+                Ok(Some(taken)) => each(taken),
                 // Received messages come first. The next call reports the error.
                 Ok(None) | Err(_) if taken > 0 => {
                     self.consume(me, head);
@@ -151,40 +165,44 @@ impl Spsc {
 
     /// Becomes the owner of the message at `head`. `head` must move before the next one is taken, or at the end of a batch.
     #[inline(always)]
-    fn take_at(
+    fn take_at<O: Owners>(
         &self,
         me: &Consumer,
         head: u64,
-        owners: &impl Owners,
-    ) -> Result<Option<(Entry, u64, InlineLines<'_>)>, Wild> {
-        let lines = self.words.lines(head);
+        owners: &O,
+    ) -> Result<Option<TakenMessage<'_, O::Cell>>, Wild> {
+        let words = self.words.view();
+        let lines = words.lines(head);
         if me.long.get() {
             // Fetches both lines at once, where one load after the other would wait for each.
             prefetch_shared(lines.second());
         }
         // PUBLISH
-        let (lap, entry) = Entry::split(self.words.line(head).word(0).load(Ordering::Acquire));
-        if lap != self.words.lap(head) {
-            if lap.wrapping_add(1) != self.words.lap(head) {
+        let (lap, entry) = Entry::split(words.line(head).word(0).load(Ordering::Acquire));
+        if lap != words.lap(head) {
+            if lap.wrapping_add(1) != words.lap(head) {
                 return Err(Wild("a slot of a lap that was never reached"));
             }
             return Ok(None);
         }
         if entry.is_inline() {
             me.long.set(entry.has_second_line());
-            return Ok(Some((entry, 0, lines)));
+            return Ok(Some(TakenMessage::Inline(entry, lines)));
         }
-        owners.ahead(entry);
+        let cell = owners.cell(entry)?;
+        owners.prefetch(entry, cell);
         let later = head.wrapping_add(AHEAD);
-        let (lap, next) = Entry::split(self.words.line(later).word(0).load(Ordering::Relaxed));
-        if lap == self.words.lap(later) {
-            owners.ahead(next);
+        let (lap, next) = Entry::split(words.line(later).word(0).load(Ordering::Relaxed));
+        if lap == words.lap(later)
+            && let Ok(cell) = owners.cell(next)
+        {
+            owners.prefetch(next, cell);
         }
-        match owners.look(entry)? {
+        match owners.look_at(entry, cell)? {
             Look::Here(word) => {
                 // Before `head` moves: recovery must find every message either in the ring or with an owner.
-                owners.take_alone(entry, word);
-                Ok(Some((entry, word, lines)))
+                owners.take_alone(cell, word);
+                Ok(Some(TakenMessage::Pooled(cell, word)))
             }
             Look::Gone => Err(Wild("an entry whose buffer has no owner on this ring")),
         }

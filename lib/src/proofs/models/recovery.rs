@@ -163,7 +163,7 @@ fn take_only(endpoint: &Endpoint) {
     match &endpoint.incoming {
         Ring::Spsc(ring) => {
             endpoint.consumer(ring).unwrap();
-            receiving.take_alone(entry, word);
+            receiving.take_alone(receiving.cell(entry).unwrap(), word);
         }
         Ring::Mpmc(_) => assert!(receiving.take(entry, word)),
         Ring::Broadcast(_) => unreachable!("its messages change no owner when received"),
