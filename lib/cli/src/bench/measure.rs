@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub(super) const STOP: u64 = u64::MAX;
 /// Share of a run that is thrown away at its start.
 const WARM_UP: f64 = 0.1;
+/// Batches that a stream has at least. The consumer needs two.
+const MIN_BATCHES: u64 = 8;
 /// Round trips between two looks at the clock where single trips are not timed.
 const TRIPS: u64 = 32;
 
@@ -118,7 +120,8 @@ pub(super) fn echo(tx: &mut impl Tx, rx: &mut impl Rx) -> Result<()> {
 pub(super) fn produce(seconds: f64, tx: &mut impl Tx, batch: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     let mut count = 0;
-    while Instant::now() < end {
+    // At least as many as the consumer needs, however long this process had no processor.
+    while Instant::now() < end || count < MIN_BATCHES * batch {
         for _ in 0..batch {
             tx.send(count)?;
             count += 1;
@@ -127,20 +130,19 @@ pub(super) fn produce(seconds: f64, tx: &mut impl Tx, batch: u64) -> Result<()> 
     tx.send(STOP)
 }
 
-/// The other side of [`produce`]: the percentiles are over batches, the mean over all messages after warm-up.
+/// The other side of [`produce`]: the percentiles are over batches, the mean over all messages after warm-up. If nothing
+/// comes after it, because this process had no processor for so long, the batches of the warm-up count.
 #[inline(always)]
 pub(super) fn consume(seconds: f64, rx: &mut impl Rx, batch: u64) -> Result<Dist> {
     let mut batches = histogram()?;
     let (mut expected, mut measured, mut since) = (0, 0, None);
     let mut last = Instant::now();
-    let warm = last + Duration::from_secs_f64(seconds * WARM_UP);
+    let mut warm = Some(last + Duration::from_secs_f64(seconds * WARM_UP));
     loop {
         for _ in 0..batch {
             let word = rx.recv()?;
             if word == STOP {
-                let since = since.filter(|_| measured > 0);
-                let since = since
-                    .context("too few messages came through: is a core busy, or --seconds too short?")?;
+                let since = since.filter(|_| measured > 0).context("too few messages came through")?;
                 return Ok(dist(&batches, batch, nanos(last - since, measured)));
             }
             ensure!(word == expected, "a message was lost, doubled or reordered: {word} for {expected}");
@@ -148,9 +150,13 @@ pub(super) fn consume(seconds: f64, rx: &mut impl Rx, batch: u64) -> Result<Dist
         }
         let now = Instant::now();
         if since.is_some() {
+            if warm.take_if(|warm| last > *warm).is_some() {
+                batches.reset();
+                (measured, since) = (0, Some(last));
+            }
             record(&mut batches, now - last);
             measured += batch;
-        } else if now > warm {
+        } else {
             since = Some(now);
         }
         last = now;
