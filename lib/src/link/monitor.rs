@@ -10,6 +10,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -196,6 +197,8 @@ struct WatchedLink {
 /// A host that has closed the last connection, or refused it.
 struct Retry {
     host: (Host, u64),
+    /// Inode of its socket. A host that is started again takes the same number, but makes another socket.
+    socket: Option<u64>,
     /// When to connect again.
     at: Instant,
     /// How long to wait after the next refusal.
@@ -355,8 +358,14 @@ impl WatchedLink {
         if self.reap.is_due() {
             reap(&shared);
             self.connect(&shared);
-            if self.reap.pause().is_none() && (self.watch.is_none() || shared.is_any_dying()) {
-                self.reap.once_in(PERIOD);
+            if self.reap.pause().is_none() {
+                // Nothing else may happen that would cause another round.
+                let looks = self.watch.is_none() || shared.is_any_dying();
+                let retry = self.retry.as_ref().filter(|_| self.session.is_none());
+                let retry = retry.map(|retry| retry.at.saturating_duration_since(Instant::now()));
+                if let Some(pause) = retry.into_iter().chain(looks.then_some(PERIOD)).min() {
+                    self.reap.once_in(pause);
+                }
             }
         }
     }
@@ -381,21 +390,29 @@ impl WatchedLink {
     fn end(&mut self, shared: &Shared) {
         *shared.broker() = None;
         if let Some(session) = self.session.take() {
-            self.refused(session.host);
+            self.refused(shared, session.host);
         }
         // It may restart soon.
         self.reap.begin();
     }
 
-    fn refused(&mut self, host: (Host, u64)) {
-        let pause =
-            self.retry.as_ref().filter(|retry| retry.host == host).map_or(RETRY_MIN, |retry| retry.pause);
-        self.retry = Some(Retry { host, at: Instant::now() + pause, pause: (pause * 2).min(RETRY_MAX) });
+    fn refused(&mut self, shared: &Shared, host: (Host, u64)) {
+        let socket = socket_inode(shared, host);
+        let pause = self.retry_of(host, socket).map_or(RETRY_MIN, |retry| retry.pause);
+        let at = Instant::now() + pause;
+        self.retry = Some(Retry { host, socket, at, pause: (pause * 2).min(RETRY_MAX) });
+    }
+
+    fn retry_of(&self, host: (Host, u64), socket: Option<u64>) -> Option<&Retry> {
+        self.retry.as_ref().filter(|retry| (retry.host, retry.socket) == (host, socket))
     }
 
     /// Connects to the host of the link, unless that is this process, or is connected already.
     fn connect(&mut self, shared: &Shared) {
-        let Ok(found) = shared.lock.host() else { return };
+        let Ok(found) = shared.lock.host() else {
+            self.retry = None;
+            return;
+        };
         match (&self.session, found) {
             (Some(session), Some(host)) if session.host == host => return,
             // A forked child may keep the connection of a dead host open.
@@ -411,22 +428,21 @@ impl WatchedLink {
             (None, _) => {}
         }
         let Some(host) = found.filter(|(kind, _)| *kind == Host::Sidecar || self.service.is_none()) else {
+            self.retry = None;
             return;
         };
-        let retry = self.retry.as_ref().filter(|retry| retry.host == host);
+        let retry = self.retry_of(host, socket_inode(shared, host));
         if retry.is_none_or(|retry| Instant::now() >= retry.at) {
             self.session = connect(shared, host);
             if self.session.is_none() {
-                self.refused(host);
+                self.refused(shared, host);
             }
         }
-        // Nothing else may happen that would cause another attempt.
-        if let Some(retry) =
-            self.retry.as_ref().filter(|_| self.session.is_none() && self.reap.pause().is_none())
-        {
-            self.reap.once_in(retry.at.saturating_duration_since(Instant::now()));
-        }
     }
+}
+
+fn socket_inode(shared: &Shared, host: (Host, u64)) -> Option<u64> {
+    Some(std::fs::symlink_metadata(socket_path(&shared.store, host.1)).ok()?.ino())
 }
 
 /// Connects to the host of a link.
