@@ -30,7 +30,7 @@ mod segments;
 mod snapshot;
 mod tap;
 
-pub use remains::{Remains, is_unused};
+pub use remains::{Remains, unused_names};
 pub use segments::{PoolView, View, names};
 pub use snapshot::{
     BufferState, HeldBuffer, QueuedMessage, ReaderView, RequestsView, RingView, SeatView, Snapshot, TableView,

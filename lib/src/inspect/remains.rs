@@ -1,14 +1,16 @@
 //! What is left of a link, and removing it.
 
+use std::collections::HashSet;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use shmesh_sys::file;
 use shmesh_sys::process::ProcessIdentity;
 
 use super::View;
-use super::segments::{LinkPath, is_ours, with_prefix};
+use super::segments::{LinkPath, is_ours, pool_file};
 use super::snapshot::{SeatLocks, SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -16,7 +18,7 @@ use crate::link::host::{socket_prefix, try_lock};
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
 use crate::segment::lock::Lock;
-use crate::segment::store::file_name;
+use crate::segment::store::{Store, file_name};
 
 /// The files of a link, and what speaks against removing them.
 ///
@@ -46,10 +48,17 @@ pub struct Remains {
     /// What is wrong with the link.
     pub damage: Option<Error>,
     link: Arc<str>,
+    /// Device and inode of each of `files`.
+    inodes: Vec<(u64, u64)>,
     lock: Option<Lock>,
     /// The lock file was not there before.
-    made_lock: Option<PathBuf>,
+    made_lock: bool,
 }
+
+/// Files of one link that are found at once.
+const MAX_FILES: usize = 4096;
+/// Entries of a directory that are looked at.
+const MAX_ENTRIES: usize = 1 << 20;
 
 impl Remains {
     /// Looks at what is left of the link `name` in `dir`.
@@ -109,53 +118,50 @@ impl Remains {
     pub fn unused(dir: &Path, name: &LinkName) -> Result<Option<Self>> {
         let remains = Self::without_contents(dir, name)?;
         let Some(lock) = &remains.lock else { return Ok(None) };
-        let path = LinkPath::new(dir, name).beside("lock");
-        let is_used = lock.is_used().map_err(|error| {
-            Error::system(&remains.link, format!("read the locks of {}", path.display()), error)
-        })?;
+        // The lock of a seat without that of its process: a forked child of an earlier participant has it.
+        let is_used =
+            lock.is_used().map_err(|error| remains.refused("read the locks of its lock file", error))?;
         Ok((!is_used).then_some(remains))
+    }
+
+    fn refused(&self, doing: &str, error: io::Error) -> Error {
+        Error::system(&self.link, doing, error)
     }
 
     /// The files, and the right to remove them.
     fn without_contents(dir: &Path, name: &LinkName) -> Result<Self> {
         let place = LinkPath::new(dir, name);
-        let (mut files, mut foreign) = (Vec::new(), Vec::new());
-        for pool in std::iter::once(None).chain(PoolId::ALL.map(Some)) {
-            sort(&place, place.store.path(pool), is_ours, &mut files, &mut foreign)?;
-        }
-        for pool in PoolId::ALL {
-            // Made while another process that created the link was stopped.
-            for path in with_prefix(dir, &format!("{}-", file_name(name.as_str(), Some(pool)))) {
-                sort(&place, path, is_ours, &mut files, &mut foreign)?;
-            }
-        }
-        let is_socket = |path: &Path| Ok(std::fs::symlink_metadata(path)?.file_type().is_socket());
-        // Where killed processes listened, and what killed participants were woken through.
-        let prefixes = [socket_prefix(name.as_str()), crate::link::bell::prefix(name.as_str())];
-        for path in prefixes.iter().flat_map(|prefix| with_prefix(dir, prefix)) {
-            sort(&place, path, is_socket, &mut files, &mut foreign)?;
-        }
-        let lock_path = place.beside("lock");
-        let is_lock = |path: &Path| {
-            let metadata = std::fs::symlink_metadata(path)?;
-            Ok(metadata.is_file() && metadata.len() == 0)
-        };
-        let had_lock = sort(&place, lock_path.clone(), is_lock, &mut files, &mut foreign)?;
-        if files.is_empty() && foreign.is_empty() {
+        let (shm, lock_path) = (place.store.path(None), place.beside("lock"));
+        let mut found = FileList::default();
+        let had_lock = found.sort(&place, lock_path.clone(), is_lock)?;
+        if !had_lock && files_of(dir, name).is_empty() {
             return Err(ErrorKind::NotFound { link: place.link(), dir: dir.to_path_buf() }.into());
         }
-        // Another's lock file is not ours to lock; whatever it means, `foreign` tells the caller to stop.
-        let lock = if foreign.contains(&lock_path) { None } else { try_lock(&place.store)? };
-        let is_held = lock.is_none() && !foreign.contains(&lock_path);
+        // The lock file of another program is not ours to lock; whatever it means, `foreign` tells the caller to stop.
+        let lock = if found.foreign.is_empty() { try_close(&place.store)? } else { None };
+        let is_held = lock.is_none() && found.foreign.is_empty();
+        // Listed now that no process can attach. The link's own segment first: without it there is no link.
+        let mut files = FileList { foreign: found.foreign, ..FileList::default() };
+        let mut others = files_of(dir, name);
+        others.sort_by_key(|(path, _)| *path != shm);
+        for (path, kind) in others {
+            match kind {
+                FileKind::Segment => files.sort(&place, path, is_ours)?,
+                FileKind::Socket => files.sort(&place, path, is_socket)?,
+            };
+        }
+        files.files.append(&mut found.files);
+        files.inodes.append(&mut found.inodes);
         Ok(Self {
-            files,
-            foreign,
+            files: files.files,
+            inodes: files.inodes,
+            foreign: files.foreign,
             seats: Vec::new(),
             is_held,
             queued: None,
             damage: None,
             link: place.link(),
-            made_lock: (lock.is_some() && !had_lock).then_some(lock_path),
+            made_lock: lock.is_some() && !had_lock,
             lock,
         })
     }
@@ -180,14 +186,16 @@ impl Remains {
     /// ```
     pub fn remove(mut self) -> Result<u64> {
         let mut bytes = 0;
-        for (path, size) in &self.files {
-            match std::fs::remove_file(path) {
-                Ok(()) => bytes += size,
+        for ((path, size), inode) in self.files.iter().zip(&self.inodes) {
+            // If this process was stopped for long, a creator has not waited: the name may be that of another link.
+            if self.lock.as_ref().is_some_and(|lock| !lock.is_named()) {
+                break;
+            }
+            match file::remove_exactly(path, |path| inode_of(path) == Some(*inode)) {
+                Ok(true) => bytes += size,
+                Ok(false) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => {
-                    let doing = format!("remove {}", path.display());
-                    return Err(Error::system(&self.link, doing, source));
-                }
+                Err(error) => return Err(self.refused(&format!("remove {}", path.display()), error)),
             }
         }
         self.forget_lock();
@@ -195,11 +203,12 @@ impl Remains {
     }
 
     fn forget_lock(&mut self) {
-        if let Some(path) = self.made_lock.take() {
+        if let Some(lock) = self.lock.take()
+            && std::mem::take(&mut self.made_lock)
+        {
             // Removed while locked: a process that opens it now finds, after locking, that it has no name any more.
-            let _ = std::fs::remove_file(path);
+            let _ = lock.remove();
         }
-        self.lock = None;
     }
 }
 
@@ -209,46 +218,134 @@ impl Drop for Remains {
     }
 }
 
-/// Whether no process has a lock of the link `name` in `dir`, so that it could be removed. Takes no lock itself, so no process
-/// has to wait for it; a process may attach at any time, which [`Remains::unused`] prevents.
+/// Names of links with memory in `dir` of which no process has a lock, so that they could be removed; at most `limit`, in no
+/// order. Takes no lock itself, so no process has to wait for it; a process may attach at any time, which
+/// [`Remains::unused`] prevents.
 ///
 /// # Errors
-/// The lock file cannot be read.
+/// The directory cannot be read.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
 /// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// assert!(!shmesh::inspect::is_unused(dir.path(), &"fronthaul".parse()?)?);
+/// assert!(shmesh::inspect::unused_names(dir.path(), 100)?.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn is_unused(dir: &Path, name: &LinkName) -> Result<bool> {
-    let place = LinkPath::new(dir, name);
-    let path = place.beside("lock");
-    let is_used = match Lock::open_for_reading(&path) {
-        Ok(lock) => lock.is_used(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    };
-    is_used.map(|is_used| !is_used).map_err(|error| place.store.refused(&path.display().to_string(), error))
+pub fn unused_names(dir: &Path, limit: usize) -> io::Result<HashSet<LinkName>> {
+    let mut unused = HashSet::new();
+    let entries = std::fs::read_dir(dir)?.take(MAX_ENTRIES).filter_map(io::Result::ok);
+    for entry in entries {
+        if unused.len() >= limit {
+            break;
+        }
+        let file_name = entry.file_name();
+        let Some(file) = file_name.to_str() else { continue };
+        let link = file.strip_suffix("_shm").or_else(|| Some(pool_file(file)?.0));
+        let Some(name) = link.and_then(|link| link.parse::<LinkName>().ok()) else { continue };
+        if !unused.contains(&name)
+            && is_ours(&entry.path()).unwrap_or(false)
+            && is_unused(dir, &name).unwrap_or(false)
+        {
+            unused.insert(name);
+        }
+    }
+    Ok(unused)
 }
 
-/// Puts a path among ours or the foreign ones. `false`: there is no such file.
-fn sort(
-    place: &LinkPath,
-    path: PathBuf,
-    is_ours: impl Fn(&Path) -> io::Result<bool>,
-    ours: &mut Vec<(PathBuf, u64)>,
-    foreign: &mut Vec<PathBuf>,
-) -> Result<bool> {
-    let looked = std::fs::symlink_metadata(&path).and_then(|metadata| Ok((metadata.len(), is_ours(&path)?)));
-    match looked {
-        Ok((len, true)) => ours.push((path, len)),
-        Ok((_, false)) => foreign.push(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(place.store.refused(&path.display().to_string(), error)),
+fn is_unused(dir: &Path, name: &LinkName) -> io::Result<bool> {
+    match Lock::open_for_reading(&LinkPath::new(dir, name).beside("lock")) {
+        Ok(lock) => Ok(!lock.is_used()?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
     }
-    Ok(true)
+}
+
+/// Acquires the right to remove the link, and keeps other processes from attaching. `None`: a process is on the link.
+fn try_close(store: &Store) -> Result<Option<Lock>> {
+    let Some(lock) = try_lock(store)? else { return Ok(None) };
+    let closed = lock.try_close().map_err(|error| store.refused("its lock file", error))?;
+    Ok((closed && lock.is_named()).then_some(lock))
+}
+
+/// What a file of a link is, by its name.
+#[derive(Clone, Copy)]
+enum FileKind {
+    Segment,
+    Socket,
+}
+
+/// The files of a link, by their names; without its lock file. At most [`MAX_FILES`], of the first [`MAX_ENTRIES`] of the directory:
+/// another process may make as many as it likes.
+fn files_of(dir: &Path, name: &LinkName) -> Vec<(PathBuf, FileKind)> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().take(MAX_ENTRIES).filter_map(io::Result::ok);
+    let found = entries
+        .filter_map(|entry| Some((entry.path(), kind_of(entry.file_name().to_str()?, name.as_str())?)));
+    found.take(MAX_FILES).collect()
+}
+
+fn kind_of(file: &str, link: &str) -> Option<FileKind> {
+    let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // Exactly, because the name of another link may begin like that of a file of this one.
+    let is_segment = std::iter::once(None).chain(PoolId::ALL.map(Some)).any(|pool| {
+        file.strip_prefix(&file_name(link, pool)).is_some_and(|rest| match rest.strip_prefix('-') {
+            // Made while another process that created the link was stopped.
+            Some(epoch) => pool.is_some() && epoch.len() == 16 && is_hex(epoch),
+            None => rest.is_empty(),
+        })
+    });
+    // Where killed processes listened, and what killed participants were woken through.
+    let is_socket = || {
+        file.strip_prefix(&socket_prefix(link)).is_some_and(is_hex)
+            || file
+                .strip_prefix(&crate::link::bell::prefix(link))
+                .is_some_and(|rest| rest.split('-').count() == 3 && rest.split('-').all(is_hex))
+    };
+    if is_segment { Some(FileKind::Segment) } else { is_socket().then_some(FileKind::Socket) }
+}
+
+fn is_socket(path: &Path) -> io::Result<bool> {
+    Ok(std::fs::symlink_metadata(path)?.file_type().is_socket())
+}
+
+fn is_lock(path: &Path) -> io::Result<bool> {
+    let metadata = std::fs::symlink_metadata(path)?;
+    Ok(metadata.is_file() && metadata.len() == 0)
+}
+
+fn inode_of(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Files of a link, and others with such names.
+#[derive(Default)]
+struct FileList {
+    files: Vec<(PathBuf, u64)>,
+    inodes: Vec<(u64, u64)>,
+    foreign: Vec<PathBuf>,
+}
+
+impl FileList {
+    /// Puts a path among ours or the foreign ones. `false`: there is no such file.
+    fn sort(
+        &mut self,
+        place: &LinkPath,
+        path: PathBuf,
+        is_ours: impl Fn(&Path) -> io::Result<bool>,
+    ) -> Result<bool> {
+        let looked = std::fs::symlink_metadata(&path).and_then(|found| Ok((found, is_ours(&path)?)));
+        match looked {
+            Ok((found, true)) => {
+                self.files.push((path, found.len()));
+                self.inodes.push((found.dev(), found.ino()));
+            }
+            Ok((_, false)) => self.foreign.push(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(place.store.refused(&path.display().to_string(), error)),
+        }
+        Ok(true)
+    }
 }
 
 /// The seats of a link whose own segment is intact, although its pools are not.
@@ -257,4 +354,75 @@ fn seats_alone(place: &LinkPath) -> Option<Vec<SeatView>> {
     let lines = shm.memory.window(LinkLayout::of(&shm.header.shape).seats, SEAT_LINES)?;
     let locks = SeatLocks::new(place.beside("lock"));
     Some(seats(&Seats::new(lines), &[], &ProcessIdentity::me().ok()?, &locks))
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod tests {
+    use super::*;
+    use crate::config::LinkConfig;
+    use crate::{LinkOptions, Side};
+
+    fn leave(dir: &Path, name: &str) -> LinkName {
+        let link = LinkOptions::new().dir(dir).create(&LinkConfig::new(name.parse().unwrap())).unwrap();
+        // It waits, so the files stay.
+        link.send_inline(1, 0, b"").unwrap();
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn no_process_attaches_while_a_link_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = leave(dir.path(), "link");
+        let remains = Remains::unused(dir.path(), &name).unwrap().expect("no process has it");
+        let options = LinkOptions::new().dir(dir.path());
+        assert!(options.attach("link", Side::Secondary).is_err());
+        assert!(Remains::unused(dir.path(), &name).unwrap().is_none(), "one process removes it");
+        drop(remains);
+        let link = options.attach("link", Side::Secondary).unwrap();
+        assert!(Remains::unused(dir.path(), &name).unwrap().is_none());
+        assert!(Remains::of(dir.path(), &name).unwrap().is_held);
+        drop(link);
+    }
+
+    /// The process that removes it was stopped, and a creator went ahead.
+    #[test]
+    fn stopped_removal_does_not_remove_the_next_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = leave(dir.path(), "link");
+        let remains = Remains::unused(dir.path(), &name).unwrap().unwrap();
+        let link = LinkOptions::new().dir(dir.path()).create(&LinkConfig::new(name.clone())).unwrap();
+        let bytes = remains.remove().unwrap();
+        assert!(dir.path().join("link_shm").exists() && dir.path().join("link.lock").exists(), "{bytes}");
+        let other = LinkOptions::new().dir(dir.path()).attach("link", Side::Secondary).unwrap();
+        other.send_inline(7, 0, b"").unwrap();
+        assert_eq!(link.receive().unwrap().map(|message| message.msg_id()), Some(7));
+    }
+
+    #[test]
+    fn link_whose_name_begins_like_a_file_of_another_is_not_part_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = leave(dir.path(), "train");
+        leave(dir.path(), "train_cpu_msg-0");
+        let remains = Remains::unused(dir.path(), &name).unwrap().unwrap();
+        assert!(remains.foreign.is_empty());
+        remains.remove().unwrap();
+        let left: Vec<_> = super::super::names(dir.path()).unwrap();
+        assert_eq!(left.iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["train_cpu_msg-0"]);
+        assert!(dir.path().join("train_cpu_msg-0_cpu_msg").exists());
+    }
+
+    #[test]
+    fn many_files_of_one_name_are_removed_in_several_rounds() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = leave(dir.path(), "link");
+        let pool = dir.path().join("link_cpu_msg");
+        for n in 0..MAX_FILES + 10 {
+            std::fs::hard_link(&pool, dir.path().join(format!("link_cpu_msg-{n:016x}"))).unwrap();
+        }
+        let remains = Remains::unused(dir.path(), &name).unwrap().unwrap();
+        assert!(remains.files.len() <= MAX_FILES + 1);
+        remains.remove().unwrap();
+        assert!(files_of(dir.path(), &name).len() < 20);
+    }
 }

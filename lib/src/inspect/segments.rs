@@ -64,7 +64,7 @@ pub fn names(dir: &Path) -> io::Result<Vec<LinkName>> {
     Ok(names.into_iter().collect())
 }
 
-fn pool_file(name: &str) -> Option<(&str, PoolId)> {
+pub(super) fn pool_file(name: &str) -> Option<(&str, PoolId)> {
     PoolId::ALL.into_iter().find_map(|pool| Some((name.strip_suffix(pool.name())?.strip_suffix('_')?, pool)))
 }
 

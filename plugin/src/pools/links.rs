@@ -9,13 +9,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use shmesh::config::LinkName;
-use shmesh::inspect::{Remains, is_unused, names};
+use shmesh::inspect::{Remains, unused_names};
 
 use super::SweepReport;
 
-/// Links that are removed in one round, so that a pool with many does not delay the others.
-const MAX_REMOVED: usize = 256;
-/// Links that are observed in one pool. The names of further ones wait until there is room.
+/// Links for whose removal the directory is read in one round, so that a pool with many does not delay the others.
+const MAX_REMOVED: usize = 64;
+/// Links that are observed in one pool. Further ones wait until some of these are removed.
 const MAX_LINKS: usize = 16 * 1024;
 
 /// The unused links of a pool, and since when each was seen to be unused.
@@ -26,19 +26,16 @@ impl UnusedLinks {
     /// Removes the links that no process has had in any round for the grace period.
     pub(crate) fn collect(&mut self, directory: &Path, now: Instant, grace: Duration) -> SweepReport {
         let mut report = SweepReport::default();
-        let Ok(names) = names(directory) else { return report };
-        let unused = names.into_iter().filter(|name| is_unused(directory, name).unwrap_or(false));
-        self.0 = unused
-            .take(MAX_LINKS)
-            .map(|name| {
-                let since = self.0.get(&name).copied().unwrap_or(now);
-                (name, since)
-            })
-            .collect();
-        let is_due = |since: &Instant| now.saturating_duration_since(*since) >= grace;
-        let due = self.0.iter().filter(|(_, since)| is_due(since));
-        for (name, _) in due.take(MAX_REMOVED) {
+        let Ok(unused) = unused_names(directory, MAX_LINKS) else { return report };
+        self.0.retain(|name, _| unused.contains(name));
+        for name in unused {
+            self.0.entry(name).or_insert(now);
+        }
+        let due = self.0.iter_mut().filter(|(_, since)| now.saturating_duration_since(**since) >= grace);
+        for (name, since) in due.take(MAX_REMOVED) {
             remove(directory, name, &mut report);
+            // One that could not be removed lets the others go first.
+            *since = now;
         }
         report
     }
@@ -94,7 +91,8 @@ mod tests {
         }
         let report = links.collect(dir.path(), start + GRACE, GRACE);
         assert!(report.files >= 2 && report.bytes > 0 && report.failures == 0, "{report:?}");
-        let left: Vec<_> = names(dir.path()).unwrap().iter().map(ToString::to_string).collect();
+        let left: Vec<_> =
+            shmesh::inspect::names(dir.path()).unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(left, ["used"]);
         assert!(!dir.path().join("dead.lock").exists());
         drop(used);
