@@ -496,6 +496,18 @@ pub enum ErrorKind {
         /// Seat and process id of a participant that uses it. `None` if none does, but messages of that type wait.
         user: Option<(u8, u32)>,
     },
+    /// Another participant is declaring the type of the messages, and has not finished.
+    #[error(
+        "link {link}: the participant in seat {seat} (process {pid}) is declaring a type just now; try again, or end it if it is stopped"
+    )]
+    TypeUndecided {
+        /// Name of the link.
+        link: Arc<str>,
+        /// Seat of that participant.
+        seat: u8,
+        /// Process of that participant.
+        pid: u32,
+    },
     /// No link can carry typed messages of this name.
     #[error("link {link}: the name of a type has 1 to {limit} printable ASCII characters, unlike {name:?}; choose one with `typed_as`", limit = crate::segment::payload_type::NAME_MAX)]
     TypeName {
@@ -670,6 +682,7 @@ impl Error {
                 | ErrorKind::InUse { .. }
                 | ErrorKind::ReceiverTaken { .. }
                 | ErrorKind::RoleTaken { .. }
+                | ErrorKind::TypeUndecided { .. }
         )
     }
 

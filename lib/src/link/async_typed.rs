@@ -74,9 +74,10 @@ impl<T: Payload + ?Sized> AsyncTypedLink<T> {
         self.link.link().notify()
     }
 
-    /// The handle without the type.
+    /// The handle without the type, which this participant no longer uses.
     #[must_use]
     pub fn into_link(self) -> AsyncLink {
+        self.link.link().endpoint.give_up_type();
         self.link
     }
 }

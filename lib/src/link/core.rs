@@ -16,10 +16,12 @@ use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
-#[cfg(feature = "typed")]
-use crate::segment::payload_type::PayloadType;
 use crate::segment::payload_type::PayloadTypeLine;
+#[cfg(feature = "typed")]
+use crate::segment::payload_type::{DeclaredType, PayloadType};
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
+#[cfg(feature = "typed")]
+use crate::sync::fence;
 use crate::sync::{AtomicU64, Line, Ordering};
 
 /// All tables of a link.
@@ -377,13 +379,35 @@ impl Core {
         self.primary[0].word(5)
     }
 
+    /// The role of the participant that declares another type than the declared one.
+    #[cfg(feature = "typed")]
+    pub(crate) fn type_role(&self) -> Role<'_> {
+        Role(self.primary[0].word(4))
+    }
+
     /// Declares the type of the payload. The type of others is replaced if none of them is attached any more and no message
     /// waits.
+    ///
+    /// `TYPED`: a participant that uses the declared type sets its bit and then reads the fingerprint; one that replaces the
+    /// type sets the fingerprint to 0 and then reads the bits. A sequentially consistent fence stands between the two steps
+    /// of each, so at least one of them sees the other, and gives way. So the role only keeps two participants from
+    /// replacing the type at once over and over: none waits for its holder to use the declared type, and an evicted holder
+    /// that resumes does no harm.
     #[cfg(feature = "typed")]
     pub(crate) fn declare_type(&self, me: &Participant, payload: &PayloadType) -> Result<(), TypeConflict> {
-        // One participant at a time, so the words need no ordering of their own.
-        let role = Role(self.primary[0].word(4));
-        role.claim(me, &self.seats).map_err(TypeConflict::Used)?;
+        // Without the name, an error could not say what is declared, so the declaration is completed below. A bit is only
+        // set for the declared type: participants that declare the first one must not see each other as users.
+        let is_declared = self.payload_type().declared() == Some(DeclaredType::Known(*payload));
+        if is_declared && self.use_type(me, payload) {
+            return Ok(());
+        }
+        let role = self.type_role();
+        if let Err(holder) = role.claim(me, &self.seats) {
+            if holder.word.is_evicted() {
+                role.release(&holder);
+            }
+            return Err(TypeConflict::Declaring(holder));
+        }
         let declared = self.declare_type_alone(me, payload);
         role.release(me);
         declared
@@ -391,24 +415,53 @@ impl Core {
 
     #[cfg(feature = "typed")]
     fn declare_type_alone(&self, me: &Participant, payload: &PayloadType) -> Result<(), TypeConflict> {
-        let (line, mine) = (self.payload_type(), me.seat.bit());
-        if !line.declare(payload) {
-            let typed = self.typed_seats().load(Ordering::Relaxed) & !mine;
-            let uses = |other: &Participant| typed & other.seat.bit() != 0 && !other.word.is_evicted();
-            if let Some(other) = self.seats.all().find(uses) {
-                return Err(TypeConflict::Used(other));
-            }
-            let waits = |ring: &Ring| match ring {
-                Ring::Broadcast(ring) => ring.is_any_waiting(&self.seats),
-                Ring::Spsc(_) | Ring::Mpmc(_) => ring.queued().next().is_some(),
-            };
-            if self.all_rings().any(waits) || self.waiting_replies().next().is_some() {
-                return Err(TypeConflict::Waiting);
-            }
-            line.clear();
-            line.declare(payload);
+        let line = self.payload_type();
+        let declared = line.declared_fingerprint();
+        if declared != payload.fingerprint() {
+            // If none is declared but used, the participant that was replacing it has died.
+            let check = || self.check_unused(me, declared != 0).inspect_err(|_| line.restore(declared));
+            check()?;
+            line.withdraw(declared);
+            // TYPED
+            fence(Ordering::SeqCst);
+            check()?;
         }
-        self.typed_seats().fetch_or(mine, Ordering::Relaxed);
+        // An evicted holder of the role may interfere.
+        if line.declare(payload) && self.use_type(me, payload) {
+            Ok(())
+        } else {
+            Err(TypeConflict::Declaring(*me))
+        }
+    }
+
+    /// Sets the bit of a participant that uses the declared type. Returns `false` if another type is declared, or none.
+    #[cfg(feature = "typed")]
+    fn use_type(&self, me: &Participant, payload: &PayloadType) -> bool {
+        self.typed_seats().fetch_or(me.seat.bit(), Ordering::Relaxed);
+        // TYPED
+        fence(Ordering::SeqCst);
+        let is_declared = self.payload_type().declared_fingerprint() == payload.fingerprint();
+        if !is_declared {
+            self.typed_seats().fetch_and(!me.seat.bit(), Ordering::Relaxed);
+        }
+        is_declared
+    }
+
+    /// Checks that no other participant uses the declared type, and that no message waits if `has_type`.
+    #[cfg(feature = "typed")]
+    fn check_unused(&self, me: &Participant, has_type: bool) -> Result<(), TypeConflict> {
+        // Acquire pairs with the Release of `Endpoint::give_up_type`: what a participant sent before is seen to wait.
+        let typed = self.typed_seats().load(Ordering::Acquire) & !me.seat.bit();
+        if let Some(other) = self.seats.all_of(typed).find(|other| !other.word.is_evicted()) {
+            return Err(TypeConflict::Used(other));
+        }
+        let waits = |ring: &Ring| match ring {
+            Ring::Broadcast(ring) => ring.is_any_waiting(&self.seats),
+            Ring::Spsc(_) | Ring::Mpmc(_) => ring.queued().next().is_some(),
+        };
+        if has_type && (self.all_rings().any(waits) || self.waiting_replies().next().is_some()) {
+            return Err(TypeConflict::Waiting);
+        }
         Ok(())
     }
 
@@ -542,8 +595,10 @@ impl Core {
 #[cfg(feature = "typed")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TypeConflict {
-    /// This participant uses another type, or declares one just now.
+    /// This participant uses another type.
     Used(Participant),
+    /// This participant declares a type just now.
+    Declaring(Participant),
     /// Messages of the other type wait.
     Waiting,
 }

@@ -53,7 +53,8 @@ impl Endpoint {
             notify::reset(ring, me.seat);
         }
         core.seats.event_sleepers().wake_up(me.seat);
-        core.typed_seats().fetch_and(!me.seat.bit(), Ordering::Relaxed);
+        // Release, as in `give_up_type`, on behalf of a dead participant that had this seat.
+        core.typed_seats().fetch_and(!me.seat.bit(), Ordering::Release);
         let bytes = |place: usize| PoolId::ALL.get(place).and_then(|&id| Some(core.pool(id)?.bytes));
         let reader = match core.incoming(side) {
             Ring::Broadcast(ring) => Some(ring.subscribe(&me)),
@@ -308,14 +309,21 @@ impl Endpoint {
         {
             ring.settle(writer, &self.core.seats, |kept| self.free(kept));
         }
-        if is_seated {
-            self.core.typed_seats().fetch_and(!self.me.seat.bit(), Ordering::Relaxed);
-        }
+        self.give_up_type();
         for ring in self.core.rings() {
             Role(ring.words().control(PRODUCER_ROLE)).release(&self.me);
             Role(ring.words().control(CONSUMER_ROLE)).release(&self.me);
         }
         self.core.primary_role().release(&self.me);
+    }
+
+    /// Declares that this participant uses no type any more.
+    pub(crate) fn give_up_type(&self) {
+        if self.core.seats.is_seated(&self.me) {
+            // Release pairs with the Acquire of `Core::check_unused`: a participant that sees that this one uses no type any
+            // more also sees what it has sent.
+            self.core.typed_seats().fetch_and(!self.me.seat.bit(), Ordering::Release);
+        }
     }
 
     pub(crate) fn side(&self) -> Side {

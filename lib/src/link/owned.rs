@@ -26,6 +26,9 @@ use crate::sync::LINE_BYTES;
 /// handle that received it taken: peers see that participant detach when the handle and the last of its owned messages are
 /// gone.
 ///
+/// A handle that is [evicted](Link::evict) loses its buffers: on a broadcast link with `slow: evict`, the writer may
+/// overwrite them while an owned message of an evicted reader is being read. Receive or wait with the handle to find out.
+///
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());

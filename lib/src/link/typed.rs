@@ -20,6 +20,8 @@ use crate::sync::LINE_BYTES;
 /// How long an error waits for the name of the other type, which is written after its fingerprint, and for the recovery of
 /// a participant that has died with it.
 const NAMING: Duration = Duration::from_millis(100);
+/// How long to wait for a participant that is declaring a type: it may be stopped for a moment.
+const DECLARING: Duration = Duration::from_secs(2);
 
 /// The payload of typed messages: a type without padding for which any bytes are a valid value, or a slice of such a type.
 ///
@@ -120,6 +122,7 @@ impl Link {
     ///
     /// # Errors
     /// [`OtherType`](ErrorKind::OtherType) if another participant has declared another type;
+    /// [`TypeUndecided`](ErrorKind::TypeUndecided) if one has been declaring a type for two seconds;
     /// [`TypeTooLarge`](ErrorKind::TypeTooLarge); [`TypeAlignment`](ErrorKind::TypeAlignment);
     /// [`Evicted`](ErrorKind::Evicted). An error drops the handle; to keep it, use a clone
     /// ([`try_clone`](Self::try_clone)).
@@ -181,16 +184,21 @@ impl Link {
     fn declare(&self, payload: &PayloadType) -> Result<()> {
         let start = Instant::now();
         loop {
-            let user = match self.core().declare_type(&self.endpoint.me, payload) {
-                Ok(()) => return Ok(()),
-                Err(TypeConflict::Waiting) => None,
-                Err(TypeConflict::Used(_)) if start.elapsed() < NAMING => {
-                    // It may have died just now.
-                    self.recover()?;
-                    std::thread::sleep(RETRY);
-                    continue;
+            let Err(conflict) = self.core().declare_type(&self.endpoint.me, payload) else { return Ok(()) };
+            let patience = if let TypeConflict::Declaring(_) = conflict { DECLARING } else { NAMING };
+            if start.elapsed() < patience {
+                // A participant that uses the type, or has not received a message, may have died just now.
+                self.recover()?;
+                std::thread::sleep(RETRY);
+                continue;
+            }
+            let user = match conflict {
+                TypeConflict::Declaring(other) => {
+                    let (seat, pid) = (other.seat.value(), other.word.pid());
+                    return Err(ErrorKind::TypeUndecided { link: self.link(), seat, pid }.into());
                 }
-                Err(TypeConflict::Used(other)) => Some((other.seat.value(), other.word.pid())),
+                TypeConflict::Used(other) => Some((other.seat.value(), other.word.pid())),
+                TypeConflict::Waiting => None,
             };
             let (declared, asked) = (self.declared_type(), payload.to_string());
             return Err(ErrorKind::OtherType { link: self.link(), declared, asked, user }.into());
@@ -344,9 +352,10 @@ impl<T: Payload + ?Sized> TypedLink<T> {
         self.link.loan_bytes(&self.payload, len)
     }
 
-    /// The handle without the type.
+    /// The handle without the type, which this participant no longer uses.
     #[must_use]
     pub fn into_link(self) -> Link {
+        self.link.endpoint.give_up_type();
         self.link
     }
 }
@@ -580,6 +589,74 @@ readable_value!(OwnedTypedMessage, OwnedMessage);
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::config::LinkConfig;
+    use crate::{LinkOptions, Side};
+
+    struct World {
+        options: LinkOptions,
+        primary: Link,
+        _dir: tempfile::TempDir,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let options = LinkOptions::new().dir(dir.path());
+            let config = LinkConfig::new("prices".parse().unwrap());
+            Self { primary: options.create(&config).unwrap(), options, _dir: dir }
+        }
+
+        fn secondary(&self) -> Link {
+            self.options.attach("prices", Side::Secondary).unwrap()
+        }
+
+        fn typed<T: Payload>(&self) -> Result<TypedLink<T>> {
+            self.secondary().typed::<T>()
+        }
+    }
+
+    fn kind<T>(result: Result<T>) -> String {
+        let error = result.err().expect("it is refused");
+        format!("{:?}", error.kind())
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn stopped_participant_that_declares_a_type_blocks_no_user_of_the_declared_one() {
+        let world = World::new();
+        let _user = world.typed::<u32>().unwrap();
+        let stopped = world.secondary();
+        stopped.core().type_role().claim(&stopped.endpoint.me, &stopped.core().seats).unwrap();
+        world.typed::<u32>().unwrap();
+        let error = world.typed::<u64>().map(drop).unwrap_err();
+        let seat = format!("seat {} (process {}) is declaring", stopped.seat(), std::process::id());
+        assert!(matches!(error.kind(), ErrorKind::TypeUndecided { .. }) && error.is_retryable());
+        assert!(error.to_string().contains(&seat), "{error}");
+        assert!(world.primary.core().seats.evict(&stopped.endpoint.me));
+        assert!(kind(world.typed::<u64>()).starts_with("OtherType"));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn type_is_restored_after_a_participant_died_while_replacing_it() {
+        let world = World::new();
+        let user = world.typed::<u32>().unwrap();
+        // It dies before it sees that the type is used.
+        world.primary.core().payload_type().clear();
+        assert!(kind(world.typed::<u64>()).contains("u32"));
+        world.typed::<u32>().unwrap();
+        drop(user);
+        world.typed::<u64>().unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn handle_without_its_type_does_not_keep_the_type() {
+        let world = World::new();
+        let untyped = world.typed::<u32>().unwrap().into_link();
+        world.typed::<u64>().unwrap();
+        drop(untyped);
+    }
 
     #[test]
     fn names_have_no_modules() {

@@ -406,6 +406,36 @@ fn random_rings(cases: u32) {
 }
 
 #[test]
+fn owned_message_of_a_reader_without_its_seat_does_not_affect_its_successor() {
+    for slow in [SlowReaders::Wait, SlowReaders::Skip] {
+        let core = broadcast(4, rules(slow, 0), 2, 0);
+        let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
+        let receive = |reader: &Endpoint| match stage::receive(reader).expect("no damage") {
+            Some(ReceivedItem::Pooled(held)) => held,
+            other => panic!("{other:?}"),
+        };
+        assert!(send(&writer, &loan(&writer).unwrap()));
+        let release_first = stage::own(&reader, &receive(&reader)).unwrap();
+        // As if its process had ended.
+        core.reclaim(&reader.me, writer.me.seat, false);
+        let newcomer = attach(&core, Secondary);
+        assert_eq!(newcomer.me.seat, reader.me.seat);
+        assert!(send(&writer, &loan(&writer).unwrap()));
+        let held = receive(&newcomer);
+        let Ring::Broadcast(ring) = &writer.outgoing else { unreachable!() };
+        if slow == SlowReaders::Wait {
+            assert!(release(&newcomer, &held));
+        }
+        release_first();
+        assert_eq!(ring.place_of(&newcomer.me, &core.seats), Some((0, 0)));
+        let made = writer.writer(ring).unwrap();
+        while writer.make_free(ring, made) {}
+        let free = std::iter::from_fn(|| loan(&writer)).count();
+        assert_eq!(free, if slow == SlowReaders::Wait { 2 } else { 1 }, "{slow:?}");
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn rings_match_the_model() {
     random_rings(24);

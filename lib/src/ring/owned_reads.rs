@@ -93,6 +93,10 @@ impl Broadcast {
 
     /// Releases an owned message of `who`, from any thread.
     pub(crate) fn release_owned(&self, owned: &OwnedReads, who: &Participant, seats: &Seats, token: Token) {
+        // The line may be another reader's by now.
+        if !seats.is_seated(who) {
+            return;
+        }
         let Token(token) = token;
         let line = &self.cursors[who.seat.as_usize()];
         let mut owned = owned.lock();
@@ -108,7 +112,7 @@ impl Broadcast {
             // PASSED
             line.word(CURSOR).store(cursor, Ordering::Release);
         }
-        if owned.handle.is_none() && owned.tokens.is_empty() && seats.is_seated(who) {
+        if owned.handle.is_none() && owned.tokens.is_empty() {
             self.unsubscribe(who.seat);
         }
     }

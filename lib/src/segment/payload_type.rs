@@ -47,7 +47,8 @@ impl PayloadType {
         Some(Self(words))
     }
 
-    fn fingerprint(&self) -> u64 {
+    /// The word that stands for the type.
+    pub(crate) fn fingerprint(&self) -> u64 {
         let bytes = self.0.iter().flat_map(|word| word.to_le_bytes());
         let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         // 0 says that there is none.
@@ -136,7 +137,7 @@ impl PayloadTypeLine<'_> {
     /// The type that was declared.
     pub(crate) fn declared(&self) -> Option<DeclaredType> {
         let fingerprint = self.fingerprint().load(Ordering::Relaxed);
-        let read = PayloadType(std::array::from_fn(|i| self.0.word(i + 1).load(Ordering::Relaxed)));
+        let read = self.named();
         match fingerprint {
             0 => None,
             _ if read.fingerprint() == fingerprint => Some(DeclaredType::Known(read)),
@@ -144,9 +145,34 @@ impl PayloadTypeLine<'_> {
         }
     }
 
+    /// The fingerprint of the declared type. 0 if none is declared.
+    #[cfg(feature = "typed")]
+    pub(crate) fn declared_fingerprint(&self) -> u64 {
+        self.fingerprint().load(Ordering::Relaxed)
+    }
+
     /// Forgets the type. Only while no other participant is attached.
     pub(crate) fn clear(&self) {
         self.fingerprint().store(0, Ordering::Relaxed);
+    }
+
+    /// Forgets the type with this fingerprint, to replace it.
+    #[cfg(feature = "typed")]
+    pub(crate) fn withdraw(&self, fingerprint: u64) {
+        let _ = self.fingerprint().compare_exchange(fingerprint, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Declares the type that was withdrawn again: the one with this fingerprint, or for 0 the one with the name that is
+    /// still there. Does nothing if a type is declared.
+    #[cfg(feature = "typed")]
+    pub(crate) fn restore(&self, fingerprint: u64) {
+        let withdrawn = if fingerprint == 0 { self.named().fingerprint() } else { fingerprint };
+        let _ = self.fingerprint().compare_exchange(0, withdrawn, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The type that words 1 to 7 name.
+    fn named(&self) -> PayloadType {
+        PayloadType(std::array::from_fn(|i| self.0.word(i + 1).load(Ordering::Relaxed)))
     }
 }
 

@@ -423,6 +423,19 @@ fn history_of_a_broadcast_ring_keeps_its_type() {
 }
 
 #[test]
+fn message_that_only_a_killed_reader_did_not_receive_keeps_no_type() {
+    let dir = ipc_dir();
+    // Without a monitor, nothing recovers the reader before.
+    let options = LinkOptions::new().dir(dir.path()).monitor(false);
+    let writer = options.create(&config("link", "mode=broadcast")).unwrap();
+    let mut peer = Peer::start(dir.path());
+    peer.tell("attach link secondary 0");
+    writer.try_clone().unwrap().typed::<Slot>().unwrap().send(&slot(1)).unwrap();
+    peer.kill();
+    writer.typed::<Report>().unwrap();
+}
+
+#[test]
 fn type_of_a_killed_process_is_replaced() {
     let world = World::new("");
     let mut peer = Peer::start(world.dir.path());

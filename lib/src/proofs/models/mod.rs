@@ -9,6 +9,8 @@ mod pool;
 mod recovery;
 mod request;
 mod ring;
+#[cfg(feature = "typed")]
+mod typed;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
