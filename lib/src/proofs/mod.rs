@@ -20,7 +20,7 @@
 //! | DEKKER, both fences | `late_recovery_loses_no_wake_up` |
 //! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
 //! | TYPED, both fences | `user_or_replacer_of_a_type_sees_the_other` |
-//! | bits of the users of a type, as they are cleared | `type_of_a_waiting_message_is_kept_when_its_sender_leaves` |
+//! | bits of the users of a type: cleared / read | `type_of_a_waiting_message_is_kept_when_its_sender_leaves` |
 //! | seats, as admission reads them | `a_clone_keeps_the_side` |
 //! | EVENT | `no_participant_sleeps_over_an_event` |
 //! | PASSED, cursor and holds | `broadcast_to_two`, `held_message_is_not_overwritten`; of owned messages `owned_message_is_not_overwritten` |

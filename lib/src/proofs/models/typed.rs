@@ -34,17 +34,27 @@ fn user_or_replacer_of_a_type_sees_the_other() {
     });
 }
 
+/// A sender with the declared type, which comes and leaves while another participant replaces the type.
 #[test]
 fn type_of_a_waiting_message_is_kept_when_its_sender_leaves() {
     explore("type_of_a_waiting_message_is_kept_when_its_sender_leaves", Some(2), || {
         let core = link(1, true, 1, 0);
         let (sender, other) = (attach(&core, Primary), attach(&core, Secondary));
-        core.declare_type(&sender.me, &named("old")).unwrap();
-        let leaver = spawn(move || {
-            send_inline(&sender, 1).unwrap();
-            sender.give_up_type();
-        });
-        assert!(core.declare_type(&other.me, &named("new")).is_err());
-        leaver.join().unwrap();
+        core.declare_type(&other.me, &named("old")).unwrap();
+        let sender = {
+            let core = core.clone();
+            spawn(move || {
+                let uses = core.declare_type(&sender.me, &named("old")).is_ok();
+                if uses {
+                    send_inline(&sender, 1).unwrap();
+                    sender.give_up_type();
+                }
+                uses
+            })
+        };
+        let replaces = core.declare_type(&other.me, &named("new")).is_ok();
+        let uses = sender.join().unwrap();
+        // The message is of the old type if the type was not replaced before.
+        assert!(!(uses && replaces), "the message is taken for one of the new type");
     });
 }
