@@ -1,11 +1,12 @@
 //! Files that hold segments, named ones on tmpfs and memfds: made, reserved, sealed, mapped and locked.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -15,6 +16,9 @@ use nix::sys::stat::{SFlag, fstat, major};
 
 use crate::errno::Errno;
 use crate::signal::Blocked;
+
+/// The greatest length of a name in a directory.
+const MAX_NAME_BYTES: usize = 255;
 
 /// A file without a name in `dir`, for [`publish`]: it disappears with us unless it is finished.
 ///
@@ -384,10 +388,13 @@ pub fn remove_exactly(path: &Path, is_it: impl Fn(&Path) -> bool) -> io::Result<
     if !is_it(path) {
         return Ok(false);
     }
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(format!(".removed-{:016x}", u64::from_ne_bytes(random()?)));
+    let suffix = format!(".removed-{:016x}", u64::from_ne_bytes(random()?));
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    // A name of the greatest length is cut, so that the other one is not too long.
+    let name = name.get(..MAX_NAME_BYTES - suffix.len()).unwrap_or(name);
+    let aside = path.with_file_name(OsStr::from_bytes(&[name, suffix.as_bytes()].concat()));
     std::fs::rename(path, &aside)?;
-    let is_right = is_it(Path::new(&aside));
+    let is_right = is_it(&aside);
     if !is_right {
         // Refused when the name was given to yet another file meanwhile.
         let _ = std::fs::hard_link(&aside, path);
@@ -480,7 +487,7 @@ fn of_byte(at: u32) -> Range<u64> {
     u64::from(at)..u64::from(at) + 1
 }
 
-fn lock_of(range: &Range<u64>, kind: i32) -> libc::flock {
+pub(crate) fn lock_of(range: &Range<u64>, kind: i32) -> libc::flock {
     let short = |value: i32| libc::c_short::try_from(value).unwrap_or(0);
     libc::flock {
         l_type: short(kind),

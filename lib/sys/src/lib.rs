@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`errno`] | error numbers |
 //! | [`file`](mod@file) | files and memfds of segments: reserved, sealed, mapped, locked |
+//! | [`lease`] | whether any process uses a file of an IPC directory |
 //! | [`huge`] | huge pages for files in memory |
 //! | [`dir`] | directories of others, by descriptor and without following links |
 //! | [`mount`] | which file system a path is on, and how much is free there |
@@ -43,6 +44,7 @@ pub mod futex;
 pub mod huge;
 pub mod identify;
 pub mod inotify;
+pub mod lease;
 pub mod mount;
 pub mod namespace;
 pub mod pidfd;
