@@ -474,7 +474,7 @@ pub enum ErrorKind {
         link: Arc<str>,
     },
     /// A request does not fit into a slot.
-    #[error("link {link}: an inline request has at most {limit} bytes, not {len}; loan a buffer instead", limit = crate::REQUEST_INLINE_MAX_BYTES)]
+    #[error("link {link}: an inline request has at most {limit} bytes, not {len}; loan a buffer instead", limit = crate::ring::REQUEST_INLINE_MAX_BYTES)]
     InlineRequestTooLong {
         /// Name of the link.
         link: Arc<str>,

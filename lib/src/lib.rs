@@ -71,11 +71,11 @@ pub use link::AsyncTypedLink;
 pub use link::{AsyncLink, AsyncPendingReply, AsyncRequest};
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
-    OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES,
-    RecoveryStats, ReplyError, Request, SendError, SharedBytes, WaitOutcome, Waiter,
+    OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, RecoveryStats, ReplyError, Request,
+    SendError, SharedBytes, WaitOutcome, Waiter,
 };
 #[cfg(feature = "typed")]
 pub use link::{OwnedTypedMessage, Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
-pub use ring::INLINE_MAX_BYTES;
+pub use ring::{INLINE_MAX_BYTES, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES};
 pub use shmesh_sys::process::{Liveness, ProcessIdentity};

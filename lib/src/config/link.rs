@@ -54,7 +54,7 @@ pub const MAX_SPIN_US: u32 = 1_000_000;
 /// assert!(link.validate().unwrap_err().to_string().contains("the limit is 64"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub const MAX_REQUEST_WINDOW: u32 = crate::ring::reply::WINDOW_MAX;
+pub const MAX_REQUEST_WINDOW: u32 = 64;
 /// What `requests: {}` in a configuration stands for.
 #[cfg(feature = "yaml")]
 pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;

@@ -8,7 +8,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
-use super::async_link::Room;
+use super::async_room::Room;
 use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
 use crate::error::{ErrorKind, Result};
 

@@ -8,9 +8,8 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Shared;
-use super::host::{HostListener, HostSocket};
+use super::host::{HostListener, HostSocket, serve_memory};
 use super::monitor::{LinkWatch, Start};
-use super::open::serve_memory;
 use crate::config::{Backing, PoolId};
 use crate::error::Result;
 use crate::segment::lock::Host;

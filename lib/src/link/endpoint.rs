@@ -7,7 +7,6 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::core::{Cell, Core, DataRef, INLINE, SeatOwners, TABLES};
-use super::request_steps::Requester;
 use crate::config::PoolId;
 use crate::notify;
 use crate::participant::{Participant, Role, Side};
@@ -16,6 +15,7 @@ use crate::pool::{Pool, PoolCache};
 use crate::ring::broadcast::{self, Broadcast, PublishedMessage};
 use crate::ring::entry::Entry;
 use crate::ring::owned_reads::OwnedReads;
+use crate::ring::reply::Window;
 use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::{Ordering, fence, overwrite};
@@ -42,7 +42,10 @@ pub(crate) struct Endpoint {
     reader: Option<broadcast::Reader>,
     /// The state of one of many producers.
     pub(crate) shared_producer: mpmc::Producer,
-    pub(super) requester: Requester,
+    /// The same, of requests.
+    pub(super) request_producer: mpmc::Producer,
+    /// The slots of this client's requests.
+    pub(super) window: Arc<Window>,
 }
 
 impl Endpoint {
@@ -76,7 +79,8 @@ impl Endpoint {
             writer: OnceCell::new(),
             reader,
             shared_producer: mpmc::Producer::default(),
-            requester: Requester::default(),
+            request_producer: mpmc::Producer::default(),
+            window: Arc::default(),
             core: core.clone(),
             me,
         }

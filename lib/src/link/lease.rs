@@ -7,13 +7,14 @@ use super::Shared;
 use super::attachment::Attachment;
 use super::core::{Core, DataRef, INLINE};
 use super::endpoint::Endpoint;
-use super::request_steps::{RequestSteps, Window};
+use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify::Sleepers;
 use crate::participant::Participant;
 use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::Token;
 use crate::ring::owned_reads::OwnedReads;
+use crate::ring::reply::Window;
 use crate::ring::{Ring, Wild};
 use shmesh_sys::sigbus;
 
@@ -39,7 +40,7 @@ impl SeatLease {
         Arc::new(Self {
             shared: Arc::clone(shared),
             me: endpoint.me,
-            window: Arc::clone(&endpoint.requester.window),
+            window: Arc::clone(&endpoint.window),
             reads: endpoint.owned_reads(),
             asleep: Arc::default(),
             _attachment: Arc::clone(attachment),

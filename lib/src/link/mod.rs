@@ -28,6 +28,7 @@
 //! | `typed.rs` | [`TypedLink`]: a link whose messages are values of one type (feature `typed`) |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `request.rs`, `request_steps.rs` | requests and replies: the interface, and the steps on shared memory |
+//! | `replies.rs` | the positions of client and server in the replies to a request |
 //! | `recover.rs` | recovery of dead participants |
 
 #[cfg(feature = "tokio")]
@@ -36,6 +37,8 @@ mod async_bell;
 mod async_link;
 #[cfg(feature = "tokio")]
 mod async_request;
+#[cfg(feature = "tokio")]
+mod async_room;
 #[cfg(all(feature = "tokio", feature = "typed"))]
 mod async_typed;
 mod attachment;
@@ -57,6 +60,7 @@ mod owned;
 mod owned_request;
 mod reap;
 mod recover;
+mod replies;
 mod request;
 pub(crate) mod request_steps;
 mod shared_bytes;
@@ -104,7 +108,7 @@ pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
 pub use owned::{OwnedLoan, OwnedMessage};
 pub use owned_request::{OwnedPendingReply, OwnedRequest, ReplyError};
-pub use request::{PendingReply, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES, Request};
+pub use request::{PendingReply, Request};
 pub use shared_bytes::SharedBytes;
 #[cfg(feature = "typed")]
 pub use typed::{OwnedTypedMessage, Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};

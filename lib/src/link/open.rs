@@ -3,19 +3,19 @@
 use std::io::ErrorKind::{AlreadyExists, NotFound};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use shmesh_sys::process::ProcessIdentity;
-use shmesh_sys::{cgroup, file, socket};
+use shmesh_sys::{cgroup, file};
 
 use super::attachment::Attachment;
 use super::bell::Bells;
 use super::core::Core;
 use super::host::{
     GatherOutcome, HostAnswer, HostListener, NO_HOST, OTHER_SIDECAR, SILENT, WANTING, ask, gather, listen,
-    lock_file, refused,
+    lock_file, locking, refused, serve_memory,
 };
 use super::monitor::Start;
 use super::{Link, Shared, device};
@@ -455,7 +455,7 @@ impl LinkOptions {
             return Ok(if is_anybody { Attempt::Unsettled(NO_HOST) } else { Attempt::Absent });
         };
         // 3. There is no host, so this process becomes it.
-        let Some(listening) = listen(store, &lock, host, listens(host))? else {
+        let Some(listening) = listen(store, &lock, host)? else {
             return Ok(Attempt::Unsettled(SECOND));
         };
         let entered = self.by_offer(store, config, host, &lock, &listening, limit);
@@ -746,18 +746,9 @@ const REMOVED: &str = "lives, but the files of the link were removed; end the li
 const SECOND: &str =
     "is another sidecar, or a process that is just creating the link and is stopped or stuck";
 
-fn locking(store: &Store, error: std::io::Error) -> Error {
-    Error::system(&store.link, "lock the lock file", error)
-}
-
 /// Becomes present. Returns `false` if the link is being removed, or was.
 fn join(store: &Store, lock: &Lock) -> Result<bool> {
     Ok(lock.try_join().map_err(|error| locking(store, error))? && lock.is_named())
-}
-
-/// The way in which a host of this kind listens: a sidecar needs the credentials of each sender.
-fn listens(host: Host) -> fn(&Path, u32) -> std::io::Result<OwnedFd> {
-    if host == Host::Sidecar { socket::listen_for_senders } else { socket::listen_on }
 }
 
 /// Makes the connection by which a link was provided the session with its host.
@@ -773,28 +764,6 @@ fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
         Ok(HostAnswer::Offer(_, connection, host)) => Some(session(shared, connection, host)),
         _ => None,
     }
-}
-
-/// Makes this process the host of a link whose memory it has: always in a sidecar; in a participant, if newcomers need a
-/// host and there is none.
-pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option<HostListener>> {
-    let (store, lock) = (&shared.store, &shared.lock);
-    let is_needed = match host {
-        Some(Host::Sidecar) => true,
-        Some(Host::Participant) => {
-            shared.has_descriptors() && lock.host().map_err(|error| locking(store, error))?.is_none()
-        }
-        None => false,
-    };
-    if !is_needed {
-        return Ok(None);
-    }
-    let host = host.unwrap_or(Host::Participant);
-    let listening = listen(store, lock, host, listens(host))?;
-    if listening.is_some() && lock.others_joined().map_err(|error| locking(store, error))? {
-        shared.begin_to_gather();
-    }
-    Ok(listening)
 }
 
 /// Assembles the part of a link that all handles of this process share.

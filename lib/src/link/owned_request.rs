@@ -10,7 +10,7 @@ use super::inline_buffers::InlineBuffers;
 use super::lease::SeatLease;
 use super::message::ReceivedParts;
 use super::owned::{OwnedLoan, OwnedMessage};
-use super::request::{ReplyCursor, ReplyWriter};
+use super::replies::{ReplyCursor, ReplyWriter};
 use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::SeatIndex;

@@ -7,40 +7,15 @@ use std::time::Duration;
 
 use super::Link;
 use super::core::pack;
-use super::lease::SeatLease;
 use super::loan::{Loan, SendError};
 use super::message::{Message, ReceivedParts};
 use super::owned_request::{OwnedPendingReply, OwnedRequest};
-use super::request_steps::{INLINE_BYTES, InlineError, RequestSteps};
+use super::replies::{ReplyCursor, ReplyWriter};
+use super::request_steps::{InlineError, RequestSteps};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{SeatIndex, Side};
 use crate::pool::owner::MsgOwner;
-use crate::ring::entry::Entry;
-use crate::ring::reply::{ReplyOutcome, RequestId, Status, TakenReply};
-use crate::ring::{INLINE_MAX_BYTES, Wild};
-
-/// Maximum size of a request by [`Link::request_inline`]. Up to 40 bytes need one cache line.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// # config.request_window = 8;
-/// # let phy = options.create(&config)?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// use shmesh::REQUEST_INLINE_MAX_BYTES;
-/// let _pending = mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES])?;
-/// assert!(mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES + 1]).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_BYTES;
-
-/// Maximum number of replies to one request that can wait for its client. The next one fails with
-/// [`RepliesFull`](crate::ErrorKind::RepliesFull).
-pub const REPLIES_MAX: u32 = 7;
-
-#[cfg(not(loom))]
-const _: () = assert!(REPLIES_MAX as u64 == crate::ring::reply::REPLIES);
+use crate::ring::REQUEST_INLINE_MAX_BYTES;
 
 /// A request that this client has made, and that receives its replies.
 ///
@@ -103,233 +78,6 @@ pub struct Request<'a> {
     /// The cell of an inline request.
     cell: Option<(u32, MsgOwner)>,
     writer: ReplyWriter,
-}
-
-/// A client's position in the replies to a request.
-pub(super) struct ReplyCursor {
-    id: RequestId,
-    /// Number of replies taken so far.
-    taken: u64,
-    pub(super) is_over: bool,
-}
-
-impl ReplyCursor {
-    /// Takes the next reply, if there is one.
-    #[inline]
-    pub(super) fn take(
-        &mut self,
-        steps: &impl RequestSteps,
-        lease: &SeatLease,
-    ) -> Result<Option<TakenReply>> {
-        if self.is_over {
-            return Err(Error::from(ErrorKind::RequestOver { link: lease.link() }));
-        }
-        lease.check_seated()?;
-        if let Some(reply) = self.take_waiting(steps, lease)? {
-            return Ok(Some(reply));
-        }
-        let status = steps.request_status(self.id);
-        if status == Status::Pending {
-            return Ok(None);
-        }
-        // Replies that were sent before the server ended come first.
-        if let Some(reply) = self.take_waiting(steps, lease)? {
-            return Ok(Some(reply));
-        }
-        self.give_up(steps, lease);
-        Err(match status {
-            Status::ServerDied(pid) => Error::from(ErrorKind::ServerGone { link: lease.link(), pid }),
-            Status::Unanswered(pid) => Error::from(ErrorKind::Unanswered { link: lease.link(), pid }),
-            Status::Pending | Status::Over => {
-                lease.corrupt(Wild("a reply slot that another participant has changed"))
-            }
-        })
-    }
-
-    #[inline]
-    fn take_waiting(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<TakenReply>> {
-        let taken = match steps.take_reply(self.id, self.taken) {
-            Ok(Some(taken)) => taken,
-            Ok(None) => return Ok(None),
-            Err(wild) => {
-                self.give_up(steps, lease);
-                return Err(lease.corrupt(wild));
-            }
-        };
-        self.taken = self.taken.wrapping_add(1);
-        if taken.is_last {
-            steps.finish_request(self.id);
-            self.is_over = true;
-        } else {
-            // The server may wait for room.
-            lease.notify_other_side();
-        }
-        Ok(Some(taken))
-    }
-
-    /// Whether [`take`](Self::take) has a reply or an error.
-    #[inline]
-    pub(super) fn is_ready(&self, steps: &impl RequestSteps) -> bool {
-        self.is_over
-            || steps.has_reply(self.id, self.taken)
-            || steps.request_status(self.id) != Status::Pending
-    }
-
-    /// Waits until it is ready, for at most `timeout`.
-    #[inline]
-    pub(super) fn wait(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<()> {
-        if !self.is_ready(lease) {
-            lease.wait_for(timeout, lease.shared.notify, || self.is_ready(lease))?;
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
-        self.is_over = true;
-        steps.close_request(self.id);
-        // The server may wait for room.
-        lease.notify_other_side();
-    }
-
-    /// Gives the request up, unless it is over or its client is the parent of this process.
-    #[inline]
-    pub(super) fn end(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
-        if !self.is_over && lease.shared.me.is_me() {
-            self.give_up(steps, lease);
-        }
-    }
-
-    pub(super) fn debug(&self, name: &str, link: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(name)
-            .field("link", &link)
-            .field("number", &self.id.number)
-            .field("taken", &self.taken)
-            .field("is_over", &self.is_over)
-            .finish()
-    }
-}
-
-/// A server's position in the replies to a request.
-pub(super) struct ReplyWriter {
-    pub(super) id: RequestId,
-    /// Number of replies sent so far.
-    sent: u64,
-    is_over: bool,
-}
-
-impl ReplyWriter {
-    #[inline]
-    pub(super) fn check(&self, lease: &SeatLease) -> Result<()> {
-        lease.check_seated()?;
-        if self.is_over { Err(Error::from(ErrorKind::RequestOver { link: lease.link() })) } else { Ok(()) }
-    }
-
-    /// Sends the content of a MSG buffer of `sender`'s participant. An error comes with `true` if the message may have been
-    /// sent.
-    #[inline]
-    pub(super) fn send(
-        &mut self,
-        lease: &SeatLease,
-        sender: &SeatLease,
-        (cell, owner): (u32, MsgOwner),
-        is_last: bool,
-    ) -> std::result::Result<bool, (Error, bool)> {
-        self.check(lease).map_err(|error| (error, false))?;
-        let pushed = lease.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
-        if pushed == ReplyOutcome::Sent {
-            // As in a send.
-            sender.check_not_overtaken().map_err(|error| (error, true))?;
-        }
-        self.sent(lease, pushed, is_last).map_err(|error| (error, false))
-    }
-
-    #[inline]
-    pub(super) fn send_inline(
-        &mut self,
-        steps: &impl RequestSteps,
-        lease: &SeatLease,
-        ids: u64,
-        msg: &[u8],
-        is_last: bool,
-    ) -> Result<bool> {
-        if msg.len() > INLINE_MAX_BYTES {
-            return Err(Error::from(ErrorKind::InlineTooLong { link: lease.link(), len: msg.len() }));
-        }
-        self.check(lease)?;
-        let pushed = steps.push_inline_reply(self.id, self.sent, is_last, ids, msg);
-        let pushed = pushed.ok_or_else(|| lease.inline_exhausted())?;
-        if pushed == ReplyOutcome::Sent {
-            lease.check_not_overtaken()?;
-        }
-        self.sent(lease, pushed, is_last)
-    }
-
-    #[inline]
-    fn sent(&mut self, lease: &SeatLease, pushed: ReplyOutcome, is_last: bool) -> Result<bool> {
-        match pushed {
-            ReplyOutcome::Sent => {
-                self.sent = self.sent.wrapping_add(1);
-                self.is_over = is_last;
-                lease.notify_seat(self.id.seat);
-                Ok(true)
-            }
-            ReplyOutcome::Unwanted => Ok(false),
-            ReplyOutcome::Full => {
-                Err(Error::from(ErrorKind::RepliesFull { link: lease.link(), limit: REPLIES_MAX }))
-            }
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_wanted(&self, steps: &impl RequestSteps) -> bool {
-        steps.request_status(self.id) == Status::Pending
-    }
-
-    pub(super) fn wait_room(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<bool> {
-        lease.wait_for(timeout, lease.shared.notify, || {
-            self.is_over || !lease.has_reply(self.id, self.sent) || !self.is_wanted(lease)
-        })
-    }
-
-    /// Notifies the client that there is no last reply, unless there was one. Does nothing in a forked child, as the
-    /// request belongs to the parent.
-    #[inline]
-    pub(super) fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
-        if !self.is_over && lease.shared.me.is_me() {
-            steps.drop_request(self.id);
-            lease.notify_seat(self.id.seat);
-        }
-        self.is_over = true;
-    }
-
-    /// Gives up the request and frees the cell of an inline request, before the message is dropped.
-    #[inline]
-    pub(super) fn end(
-        &mut self,
-        steps: &impl RequestSteps,
-        lease: &SeatLease,
-        cell: Option<(u32, MsgOwner)>,
-    ) {
-        self.give_up(steps, lease);
-        if let Some((cell, owner)) = cell {
-            steps.free_inline(cell, owner);
-        }
-    }
-
-    pub(super) fn debug(
-        &self,
-        name: &str,
-        message: &dyn fmt::Debug,
-        f: &mut fmt::Formatter<'_>,
-    ) -> fmt::Result {
-        f.debug_struct(name)
-            .field("message", message)
-            .field("client", &self.id.seat)
-            .field("number", &self.id.number)
-            .field("sent", &self.sent)
-            .finish()
-    }
 }
 
 impl Link {
@@ -407,7 +155,7 @@ impl Link {
     /// [`InlineExhausted`](crate::ErrorKind::InlineExhausted).
     #[inline]
     pub fn request_inline(&self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<PendingReply<'_>> {
-        if msg.len() > INLINE_BYTES {
+        if msg.len() > REQUEST_INLINE_MAX_BYTES {
             return Err(Error::from(ErrorKind::InlineRequestTooLong { link: self.link(), len: msg.len() }));
         }
         let pending = self.open_request()?;
@@ -426,7 +174,7 @@ impl Link {
         self.check_seated()?;
         self.check_requests(Side::Secondary)?;
         match self.endpoint.open_request() {
-            Some(id) => Ok(PendingReply { link: self, cursor: ReplyCursor { id, taken: 0, is_over: false } }),
+            Some(id) => Ok(PendingReply { link: self, cursor: ReplyCursor::new(id) }),
             None => {
                 let window = self.core().shape.request_window;
                 Err(Error::from(ErrorKind::WindowFull { link: self.link(), window }))
@@ -477,7 +225,7 @@ impl Link {
             Ok(received) => Ok(Some(Request {
                 message: self.message(received),
                 cell: inline.then_some((cell, taken.owner)),
-                writer: ReplyWriter { id: taken.id, sent: 0, is_over: false },
+                writer: ReplyWriter::new(taken.id),
             })),
             Err(wild) => {
                 self.endpoint.release_request(&taken);
@@ -706,7 +454,7 @@ impl<'a> Request<'a> {
         self.send(loan, true)
     }
 
-    /// As [`reply`](Self::reply), for at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
+    /// As [`reply`](Self::reply), for at most [`INLINE_MAX_BYTES`](crate::INLINE_MAX_BYTES) and without a buffer of a pool.
     ///
     /// # Errors
     /// As [`reply`](Self::reply); [`InlineTooLong`](crate::ErrorKind::InlineTooLong);
@@ -733,7 +481,7 @@ impl<'a> Request<'a> {
     /// Sends a reply that will be followed by others, and wakes the client. Returns `false` if the client does not wait any
     /// more.
     ///
-    /// At most [`REPLIES_MAX`] replies wait for the client: [`wait_room`](Self::wait_room) waits until it has taken one.
+    /// At most [`REPLIES_MAX`](crate::REPLIES_MAX) replies wait for the client: [`wait_room`](Self::wait_room) waits until it has taken one.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -762,7 +510,7 @@ impl<'a> Request<'a> {
         self.send(loan, false)
     }
 
-    /// As [`stream`](Self::stream), for at most [`INLINE_MAX_BYTES`] and without a buffer of a pool.
+    /// As [`stream`](Self::stream), for at most [`INLINE_MAX_BYTES`](crate::INLINE_MAX_BYTES) and without a buffer of a pool.
     ///
     /// # Errors
     /// As [`reply_inline`](Self::reply_inline).

@@ -5,39 +5,16 @@
 //! which request, and recovery of a dead server finds the clients that wait for it; see
 //! [`Core::reclaim`](super::core::Core::reclaim).
 
-use std::sync::Arc;
-
 use super::core::{Core, DataRef, INLINE, Requests, inline_request_word};
 use super::endpoint::Endpoint;
 use crate::config::PoolId;
 use crate::participant::Participant;
 use crate::pool::owner::{Holder, MsgOwner};
 use crate::ring::entry::Entry;
-use crate::ring::mpmc::{Mpmc, Producer, PushError};
-use crate::ring::reply::{ReplyOutcome, ReplySlot, RequestId, Status, TakenReply};
+use crate::ring::mpmc::{Mpmc, PushError};
+use crate::ring::reply::{ReplyOutcome, ReplySlot, RequestId, Status, TakenReply, Window};
 use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
-use crate::sync::{AtomicU64, Ordering, fence};
-
-/// The longest request that needs no buffer. Its id takes eight bytes of the cell.
-pub(crate) const INLINE_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
-
-/// A client's private state.
-#[derive(Debug)]
-pub(crate) struct Requester {
-    producer: Producer,
-    pub(super) window: Arc<Window>,
-}
-
-impl Default for Requester {
-    fn default() -> Self {
-        Self { producer: Producer::default(), window: Arc::new(Window(AtomicU64::new(0))) }
-    }
-}
-
-/// The slots of requests that are not over, one bit each. The handle sets a bit; the thread that ends the request clears
-/// it.
-#[derive(Debug)]
-pub(crate) struct Window(AtomicU64);
+use crate::sync::{Ordering, fence};
 
 /// A request that was taken off the ring.
 #[derive(Clone, Copy, Debug)]
@@ -71,12 +48,9 @@ impl Endpoint {
     #[inline]
     pub(crate) fn open_request(&self) -> Option<RequestId> {
         let replies = &self.core.requests()?.replies;
-        let Window(used) = &*self.requester.window;
-        // Acquire pairs with the Release of `forget_request`: the slot is idle.
-        let slot = used.load(Ordering::Acquire).trailing_ones();
-        let id = RequestId { seat: self.me.seat, slot: u8::try_from(slot).ok()?, number: 0 };
+        let id = RequestId { seat: self.me.seat, slot: self.window.idle_slot(), number: 0 };
         let number = replies.slot(id)?.open();
-        used.fetch_or(1 << slot, Ordering::Relaxed);
+        self.window.set(id.slot);
         Some(RequestId { number, ..id })
     }
 
@@ -87,10 +61,10 @@ impl Endpoint {
         // Pairs with the Acquire of `Core::request_id`: a recovery that reads the id sees that the cell was loaned.
         fence(Ordering::Release);
         self.cell(cell).set_request(id);
-        requests.mpmc().push(&self.requester.producer, Entry::pooled(cell, owner.epoch()))
+        requests.mpmc().push(&self.request_producer, Entry::pooled(cell, owner.epoch()))
     }
 
-    /// Sends a request of at most [`INLINE_BYTES`].
+    /// Sends a request of at most [`REQUEST_INLINE_MAX_BYTES`](crate::REQUEST_INLINE_MAX_BYTES).
     #[inline]
     pub(crate) fn push_inline_request(&self, id: RequestId, ids: u64, msg: &[u8]) -> Result<(), InlineError> {
         let Some(requests) = self.core.requests() else { return Err(InlineError::NoCell) };
@@ -104,7 +78,7 @@ impl Endpoint {
             lines.write(ids, &bytes[..len]);
         }
         let entry = Entry::inline_cell(cell, owner.epoch(), len);
-        requests.mpmc().push(&self.requester.producer, entry).map_err(|error| {
+        requests.mpmc().push(&self.request_producer, entry).map_err(|error| {
             self.release_inline(cell, owner);
             InlineError::Push(error)
         })
@@ -199,9 +173,7 @@ pub(crate) trait RequestSteps {
 
     #[inline]
     fn forget_request(&self, id: RequestId) {
-        let Window(used) = self.window();
-        // Release, as in `open_request`.
-        used.fetch_and(!(1 << id.slot), Ordering::Release);
+        self.window().clear(id.slot);
     }
 
     /// Frees a reply that was taken and is not wanted.
@@ -277,7 +249,7 @@ impl RequestSteps for Endpoint {
 
     #[inline]
     fn window(&self) -> &Window {
-        &self.requester.window
+        &self.window
     }
 
     #[inline]

@@ -9,26 +9,12 @@
 //! The lap counts how often the ring's positions have wrapped, starting at 1, so the zeros of fresh memory mean "not yet".
 //! It wraps after 2^32 laps, which matters only to an exchange that was stalled for exactly that long.
 
-use super::inline::FIRST_LINE_BYTES;
+use super::inline::{FIRST_LINE_BYTES, INLINE_MAX_BYTES};
 
 /// Bits of the index of a MSG buffer in an entry.
 pub(crate) const CELL_BITS: u32 = 19;
 /// Bits of the index of an inline cell in an entry.
 pub(crate) const INLINE_CELL_BITS: u32 = 18;
-/// Maximum size of an inline message. Up to 48 bytes need one cache line, more need two.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// use shmesh::INLINE_MAX_BYTES;
-/// mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES])?;
-/// assert_eq!(phy.receive()?.expect("it was just sent").msg(), [7; INLINE_MAX_BYTES]);
-/// assert!(mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES + 1]).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const INLINE_MAX_BYTES: usize = 112;
 const INLINE: u64 = 1;
 const CELL_SHIFT: u32 = 1;
 const POOLED_EPOCH_SHIFT: u32 = CELL_SHIFT + CELL_BITS;

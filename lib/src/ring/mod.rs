@@ -31,8 +31,9 @@ use crate::config::BroadcastConfig;
 use crate::segment::{Lines, prefetch_exclusive};
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 use entry::Entry;
-pub use entry::INLINE_MAX_BYTES;
+pub use inline::INLINE_MAX_BYTES;
 use inline::{FIRST_LINE_BYTES, InlineLines};
+pub use reply::{REPLIES_MAX, REQUEST_INLINE_MAX_BYTES};
 
 /// Lines before the slots: each word that one side writes is on a line (and its neighbour) of its own.
 pub(crate) const CONTROL_LINES: usize = 14;

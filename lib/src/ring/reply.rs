@@ -20,15 +20,39 @@
 //! - `OVER`: Release on the status by the side that ends a request, Acquire by the other side.
 
 use super::entry::Entry;
+use super::inline::INLINE_MAX_BYTES;
 use super::{Look, Owners, Wild};
+use crate::config::MAX_REQUEST_WINDOW;
 use crate::participant::SeatIndex;
 use crate::segment::Lines;
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 
+/// Maximum size of a request by [`Link::request_inline`](crate::Link::request_inline). Its id takes eight bytes more. Up to
+/// 40 bytes need one cache line.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let options = shmesh::LinkOptions::new().dir(dir.path());
+/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// # config.request_window = 8;
+/// # let phy = options.create(&config)?;
+/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+/// use shmesh::REQUEST_INLINE_MAX_BYTES;
+/// let _pending = mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES])?;
+/// assert!(mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES + 1]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
+
+/// Maximum number of replies to one request that can wait for its client. The next one fails with
+/// [`RepliesFull`](crate::ErrorKind::RepliesFull).
+pub const REPLIES_MAX: u32 = 7;
+
+#[cfg(not(loom))]
+const _: () = assert!(REPLIES_MAX as u64 == REPLIES);
+
 /// Maximum number of replies to one request that can wait in its slot.
 pub(crate) const REPLIES: u64 = if cfg!(loom) { 2 } else { WORDS_PER_LINE as u64 - 1 };
-/// Maximum number of slots of a seat.
-pub(crate) const WINDOW_MAX: u32 = 64;
 
 const STATUS_BITS: u32 = 2;
 const IDLE: u64 = 0;
@@ -109,6 +133,41 @@ pub(crate) struct TakenReply {
     pub(crate) is_last: bool,
     /// It belongs to an earlier request in the slot: its server was evicted and resumed.
     pub(crate) is_stale: bool,
+}
+
+/// A client's private record of its slots: a bit for each request that is not over. The client's handle sets it; the thread
+/// that ends the request clears it.
+#[derive(Debug)]
+pub(crate) struct Window(AtomicU64);
+
+const _: () = assert!(MAX_REQUEST_WINDOW == u64::BITS);
+
+impl Default for Window {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl Window {
+    /// The first slot without a request, which may be beyond the last one of the link.
+    #[inline]
+    pub(crate) fn idle_slot(&self) -> u8 {
+        // Acquire pairs with the Release of `clear`: the slot is idle.
+        #[expect(clippy::cast_possible_truncation, reason = "64 at most")]
+        let slot = self.0.load(Ordering::Acquire).trailing_ones() as u8;
+        slot
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, slot: u8) {
+        self.0.fetch_or(1 << slot, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn clear(&self, slot: u8) {
+        // Release, as in `idle_slot`.
+        self.0.fetch_and(!(1 << slot), Ordering::Release);
+    }
 }
 
 /// The slots of all seats.

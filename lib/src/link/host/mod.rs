@@ -264,17 +264,17 @@ impl HostSocket {
     }
 }
 
-/// Listens for newcomers with `listen` and becomes the host, in one last step. Returns `None` if there is a host of this
-/// kind.
-pub(super) fn listen(
-    store: &Store,
-    lock: &Lock,
-    host: Host,
-    on: fn(&Path, u32) -> io::Result<OwnedFd>,
-) -> Result<Option<HostListener>> {
+/// The error if the lock file of a link cannot be locked.
+pub(super) fn locking(store: &Store, error: io::Error) -> Error {
+    Error::system(&store.link, "lock the lock file", error)
+}
+
+/// Listens for newcomers and becomes the host, in one last step. Returns `None` if there is a host of this kind.
+pub(super) fn listen(store: &Store, lock: &Lock, host: Host) -> Result<Option<HostListener>> {
+    // A sidecar needs the credentials of each sender.
+    let on = if host == Host::Sidecar { socket::listen_for_senders } else { socket::listen_on };
     let listening = bind(store, lock, on).map_err(|error| deaf(store, error))?;
-    let failed = |error| Error::system(&store.link, "lock the lock file", error);
-    if lock.try_publish(host, listening.place.number).map_err(failed)? {
+    if lock.try_publish(host, listening.place.number).map_err(|error| locking(store, error))? {
         // Processes that watch the lock file by inotify see the change.
         drop(Lock::open(&lock_path(store)));
         return Ok(Some(listening));
@@ -282,6 +282,28 @@ pub(super) fn listen(
     let _ = std::fs::remove_file(&listening.place.path);
     lock.leave_socket(listening.place.number);
     Ok(None)
+}
+
+/// Makes this process the host of a link whose memory it has: always in a sidecar; in a participant, if newcomers need a
+/// host and there is none.
+pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option<HostListener>> {
+    let (store, lock) = (&shared.store, &shared.lock);
+    let is_needed = match host {
+        Some(Host::Sidecar) => true,
+        Some(Host::Participant) => {
+            shared.has_descriptors() && lock.host().map_err(|error| locking(store, error))?.is_none()
+        }
+        None => false,
+    };
+    if !is_needed {
+        return Ok(None);
+    }
+    let host = host.unwrap_or(Host::Participant);
+    let listening = listen(store, lock, host)?;
+    if listening.is_some() && lock.others_joined().map_err(|error| locking(store, error))? {
+        shared.begin_to_gather();
+    }
+    Ok(listening)
 }
 
 fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -> io::Result<HostListener> {

@@ -1,0 +1,251 @@
+//! Positions in the replies to a request: the client's, which takes them, and the server's, which sends them.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::lease::SeatLease;
+use super::request_steps::RequestSteps;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::owner::MsgOwner;
+use crate::ring::entry::Entry;
+use crate::ring::reply::{ReplyOutcome, RequestId, Status, TakenReply};
+use crate::ring::{INLINE_MAX_BYTES, REPLIES_MAX, Wild};
+
+/// A client's position in the replies to a request.
+pub(super) struct ReplyCursor {
+    pub(super) id: RequestId,
+    /// Number of replies taken so far.
+    pub(super) taken: u64,
+    pub(super) is_over: bool,
+}
+
+impl ReplyCursor {
+    /// Begins with the first reply.
+    #[inline]
+    pub(super) fn new(id: RequestId) -> Self {
+        Self { id, taken: 0, is_over: false }
+    }
+
+    /// Takes the next reply, if there is one.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        steps: &impl RequestSteps,
+        lease: &SeatLease,
+    ) -> Result<Option<TakenReply>> {
+        if self.is_over {
+            return Err(Error::from(ErrorKind::RequestOver { link: lease.link() }));
+        }
+        lease.check_seated()?;
+        if let Some(reply) = self.take_waiting(steps, lease)? {
+            return Ok(Some(reply));
+        }
+        let status = steps.request_status(self.id);
+        if status == Status::Pending {
+            return Ok(None);
+        }
+        // Replies that were sent before the server ended come first.
+        if let Some(reply) = self.take_waiting(steps, lease)? {
+            return Ok(Some(reply));
+        }
+        self.give_up(steps, lease);
+        Err(match status {
+            Status::ServerDied(pid) => Error::from(ErrorKind::ServerGone { link: lease.link(), pid }),
+            Status::Unanswered(pid) => Error::from(ErrorKind::Unanswered { link: lease.link(), pid }),
+            Status::Pending | Status::Over => {
+                lease.corrupt(Wild("a reply slot that another participant has changed"))
+            }
+        })
+    }
+
+    #[inline]
+    fn take_waiting(&mut self, steps: &impl RequestSteps, lease: &SeatLease) -> Result<Option<TakenReply>> {
+        let taken = match steps.take_reply(self.id, self.taken) {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Ok(None),
+            Err(wild) => {
+                self.give_up(steps, lease);
+                return Err(lease.corrupt(wild));
+            }
+        };
+        self.taken = self.taken.wrapping_add(1);
+        if taken.is_last {
+            steps.finish_request(self.id);
+            self.is_over = true;
+        } else {
+            // The server may wait for room.
+            lease.notify_other_side();
+        }
+        Ok(Some(taken))
+    }
+
+    /// Whether [`take`](Self::take) has a reply or an error.
+    #[inline]
+    pub(super) fn is_ready(&self, steps: &impl RequestSteps) -> bool {
+        self.is_over
+            || steps.has_reply(self.id, self.taken)
+            || steps.request_status(self.id) != Status::Pending
+    }
+
+    /// Waits until it is ready, for at most `timeout`.
+    #[inline]
+    pub(super) fn wait(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<()> {
+        if !self.is_ready(lease) {
+            lease.wait_for(timeout, lease.shared.notify, || self.is_ready(lease))?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
+        self.is_over = true;
+        steps.close_request(self.id);
+        // The server may wait for room.
+        lease.notify_other_side();
+    }
+
+    /// Gives the request up, unless it is over or its client is the parent of this process.
+    #[inline]
+    pub(super) fn end(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
+        if !self.is_over && lease.shared.me.is_me() {
+            self.give_up(steps, lease);
+        }
+    }
+
+    pub(super) fn debug(&self, name: &str, link: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("link", &link)
+            .field("number", &self.id.number)
+            .field("taken", &self.taken)
+            .field("is_over", &self.is_over)
+            .finish()
+    }
+}
+
+/// A server's position in the replies to a request.
+pub(super) struct ReplyWriter {
+    pub(super) id: RequestId,
+    /// Number of replies sent so far.
+    pub(super) sent: u64,
+    pub(super) is_over: bool,
+}
+
+impl ReplyWriter {
+    /// Begins with the first reply.
+    #[inline]
+    pub(super) fn new(id: RequestId) -> Self {
+        Self { id, sent: 0, is_over: false }
+    }
+
+    #[inline]
+    pub(super) fn check(&self, lease: &SeatLease) -> Result<()> {
+        lease.check_seated()?;
+        if self.is_over { Err(Error::from(ErrorKind::RequestOver { link: lease.link() })) } else { Ok(()) }
+    }
+
+    /// Sends the content of a MSG buffer of `sender`'s participant. An error comes with `true` if the message may have been
+    /// sent.
+    #[inline]
+    pub(super) fn send(
+        &mut self,
+        lease: &SeatLease,
+        sender: &SeatLease,
+        (cell, owner): (u32, MsgOwner),
+        is_last: bool,
+    ) -> std::result::Result<bool, (Error, bool)> {
+        self.check(lease).map_err(|error| (error, false))?;
+        let pushed = lease.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
+        if pushed == ReplyOutcome::Sent {
+            // As in a send.
+            sender.check_not_overtaken().map_err(|error| (error, true))?;
+        }
+        self.sent(lease, pushed, is_last).map_err(|error| (error, false))
+    }
+
+    #[inline]
+    pub(super) fn send_inline(
+        &mut self,
+        steps: &impl RequestSteps,
+        lease: &SeatLease,
+        ids: u64,
+        msg: &[u8],
+        is_last: bool,
+    ) -> Result<bool> {
+        if msg.len() > INLINE_MAX_BYTES {
+            return Err(Error::from(ErrorKind::InlineTooLong { link: lease.link(), len: msg.len() }));
+        }
+        self.check(lease)?;
+        let pushed = steps.push_inline_reply(self.id, self.sent, is_last, ids, msg);
+        let pushed = pushed.ok_or_else(|| lease.inline_exhausted())?;
+        if pushed == ReplyOutcome::Sent {
+            lease.check_not_overtaken()?;
+        }
+        self.sent(lease, pushed, is_last)
+    }
+
+    #[inline]
+    fn sent(&mut self, lease: &SeatLease, pushed: ReplyOutcome, is_last: bool) -> Result<bool> {
+        match pushed {
+            ReplyOutcome::Sent => {
+                self.sent = self.sent.wrapping_add(1);
+                self.is_over = is_last;
+                lease.notify_seat(self.id.seat);
+                Ok(true)
+            }
+            ReplyOutcome::Unwanted => Ok(false),
+            ReplyOutcome::Full => {
+                Err(Error::from(ErrorKind::RepliesFull { link: lease.link(), limit: REPLIES_MAX }))
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_wanted(&self, steps: &impl RequestSteps) -> bool {
+        steps.request_status(self.id) == Status::Pending
+    }
+
+    pub(super) fn wait_room(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<bool> {
+        lease.wait_for(timeout, lease.shared.notify, || {
+            self.is_over || !lease.has_reply(self.id, self.sent) || !self.is_wanted(lease)
+        })
+    }
+
+    /// Notifies the client that there is no last reply, unless there was one. Does nothing in a forked child, as the
+    /// request belongs to the parent.
+    #[inline]
+    pub(super) fn give_up(&mut self, steps: &impl RequestSteps, lease: &SeatLease) {
+        if !self.is_over && lease.shared.me.is_me() {
+            steps.drop_request(self.id);
+            lease.notify_seat(self.id.seat);
+        }
+        self.is_over = true;
+    }
+
+    /// Gives up the request and frees the cell of an inline request, before the message is dropped.
+    #[inline]
+    pub(super) fn end(
+        &mut self,
+        steps: &impl RequestSteps,
+        lease: &SeatLease,
+        cell: Option<(u32, MsgOwner)>,
+    ) {
+        self.give_up(steps, lease);
+        if let Some((cell, owner)) = cell {
+            steps.free_inline(cell, owner);
+        }
+    }
+
+    pub(super) fn debug(
+        &self,
+        name: &str,
+        message: &dyn fmt::Debug,
+        f: &mut fmt::Formatter<'_>,
+    ) -> fmt::Result {
+        f.debug_struct(name)
+            .field("message", message)
+            .field("client", &self.id.seat)
+            .field("number", &self.id.number)
+            .field("sent", &self.sent)
+            .finish()
+    }
+}
