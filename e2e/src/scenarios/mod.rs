@@ -6,6 +6,7 @@
 //! | `sized` | a `/dev/shm` with exactly the requested units |
 //! | `two_containers` | a link inside a pod |
 //! | `two_pods` | a link through a pool between pods of different users |
+//! | `share` | a pool for programs of two pods that know nothing of shmesh |
 //! | `device_keys` | a device key works only for the admitted process |
 //! | `kills` | sidecar, applications, plugin, identity service and kubelet are killed in turn |
 //! | `upgrade` | the chart is upgraded and rolled back while messages flow |
@@ -14,6 +15,7 @@
 mod allocate;
 mod device_keys;
 mod kills;
+mod share;
 mod sized;
 mod two_containers;
 mod two_pods;
@@ -44,6 +46,8 @@ pub(crate) enum Scenario {
     TwoContainers,
     /// Two pods of different users in a restricted namespace exchange messages through a pool
     TwoPods,
+    /// Two pods of different users share /dev/shm by one annotation, with programs that know nothing of shmesh
+    Share,
     /// A device key works for the admitted pod and is refused to another pod that has it
     DeviceKeys,
     /// Sidecar, both applications, plugin, identity service and kubelet are killed in turn without losing messages
@@ -87,6 +91,7 @@ impl Scenario {
             Self::Sized => sized::run(setup, namespace).await,
             Self::TwoContainers => two_containers::run(setup, namespace).await,
             Self::TwoPods => two_pods::run(setup, namespace).await,
+            Self::Share => share::run(setup, namespace).await,
             Self::DeviceKeys => device_keys::run(setup, namespace).await,
             Self::Kills => kills::run(setup, namespace).await,
             Self::Upgrade => upgrade::run(setup, namespace).await,

@@ -9,6 +9,7 @@ use crate::edit::{Edit, Operation, ShapeError};
 use crate::plan::Plan;
 use crate::pod::{self, Container, INFO_VOLUME, SHM_VOLUME};
 use crate::refusal::Refusal;
+use crate::share::Share;
 use crate::sidecar;
 use shmesh_daemon::bytes::Bytes;
 
@@ -23,7 +24,7 @@ pub struct Injection {
     pub warnings: Vec<String>,
 }
 
-/// Injects the links that a pod requests. `namespace` is where the pod is created, which it need not say
+/// Injects the links or the shared pool that a pod requests. `namespace` is where the pod is created, which it need not say
 /// itself.
 ///
 /// Existing settings are kept, and injecting twice has the effect of injecting once.
@@ -31,15 +32,19 @@ pub struct Injection {
 /// # Errors
 /// A request that cannot be honoured, with the line of the annotation and the remedy.
 pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection, Refusal> {
-    let Some(plan) = Plan::of(pod, namespace, config)? else {
-        return Ok(Injection { operations: Vec::new(), pod: pod.clone(), warnings: Vec::new() });
-    };
-    let warnings = plan.check()?;
     let mut edit = Edit::new(pod.clone());
-    edited(&plan, &mut edit).map_err(|ShapeError(path)| {
+    let mut warnings = Vec::new();
+    let unexpected = |annotation: &str, ShapeError(path): ShapeError| {
         let what = format!("the pod's {path} is not what Kubernetes has there");
-        Refusal::new(&plan.annotation, Position::default(), "pod", what, "correct the pod")
-    })?;
+        Refusal::new(annotation, Position::default(), "pod", what, "correct the pod")
+    };
+    if let Some(share) = Share::of(pod, config)? {
+        warnings = share.check()?;
+        share.add_to(&mut edit).map_err(|error| unexpected(&share.annotation, error))?;
+    } else if let Some(plan) = Plan::of(pod, namespace, config)? {
+        warnings = plan.check()?;
+        edited(&plan, &mut edit).map_err(|error| unexpected(&plan.annotation, error))?;
+    }
     Ok(Injection { operations: edit.operations, pod: edit.pod, warnings })
 }
 
@@ -96,18 +101,37 @@ fn participant(
             }
         }
         Scope::Pool(pool) => {
-            let name = format!("{}/{pool}", plan.config.domain);
-            let asked = container.resource(&name).unwrap_or(1).to_string();
-            // Extended resources require equal limits and requests.
-            for kind in ["limits", "requests"] {
-                edit.ensure(&format!("{path}/resources/{kind}"), &name, json!(asked))?;
-            }
+            pool_resource(container, &format!("{}/{pool}", plan.config.domain), edit)?;
         }
     }
-    if pod::named(container.value, "/env", shmesh::DIR_VARIABLE).is_none() {
-        edit.push(&format!("{path}/env"), json!({ "name": shmesh::DIR_VARIABLE, "value": directory }))?;
+    directory_variable(container, directory, edit)
+}
+
+/// Requests a pool for a container, which mounts it there.
+pub(crate) fn pool_resource(
+    container: &Container<'_>,
+    resource: &str,
+    edit: &mut Edit,
+) -> Result<(), ShapeError> {
+    let asked = container.resource(resource).unwrap_or(1).to_string();
+    // Extended resources require equal limits and requests.
+    for kind in ["limits", "requests"] {
+        edit.ensure(&format!("{}/resources/{kind}", container.path()), resource, json!(asked))?;
     }
     Ok(())
+}
+
+/// Tells a container the IPC directory by its environment.
+pub(crate) fn directory_variable(
+    container: &Container<'_>,
+    directory: &str,
+    edit: &mut Edit,
+) -> Result<(), ShapeError> {
+    if pod::named(container.value, "/env", shmesh::DIR_VARIABLE).is_some() {
+        return Ok(());
+    }
+    let variable = json!({ "name": shmesh::DIR_VARIABLE, "value": directory });
+    edit.push(&format!("{}/env", container.path()), variable)
 }
 
 /// Returns the label of pods that are primary of a link.

@@ -1,6 +1,6 @@
 //! Injects sidecars and shared-memory resources into pods that request links.
 //!
-//! A pod requests links with the annotation `shmesh.io/links`. [`inject`] is a pure function from the pod and
+//! A pod requests links with the annotation `shmesh.io/links`, or a pool alone with `shmesh.io/share`. [`inject`] is a pure function from the pod and
 //! a [`Config`] to a JSON patch, or to a [`Refusal`] with the line of the annotation and the remedy. The
 //! webhook and `shmesh-plugin inject` both call it.
 //!
@@ -12,6 +12,7 @@
 //! | `pod.rs` | access to an untrusted pod |
 //! | `plan.rs` | containers, directory and size of each link |
 //! | `rules.rs` | checks that refuse a pod |
+//! | `share.rs` | a pool for programs that know nothing of shmesh |
 //! | `edit.rs` | JSON patches that only add |
 //! | `sidecar.rs` | the sidecar's container |
 //! | `inject.rs` | turns a plan into a patch |
@@ -53,6 +54,7 @@ mod quantity;
 mod refusal;
 pub mod review;
 mod rules;
+mod share;
 mod sidecar;
 pub mod webhook;
 

@@ -5,6 +5,7 @@ use shmesh::config::show_yaml_error;
 use thiserror::Error;
 
 use crate::config::Config;
+use crate::edit::escaped;
 use crate::inject::inject;
 use crate::pod::text;
 use crate::refusal::Refusal;
@@ -152,8 +153,10 @@ impl ManifestInjector<'_> {
             // Another kind: search for pod templates by their structure.
             _ => return self.search(object, "", &namespace, &named),
         };
-        if !path.is_empty() && text(object, &self.annotation_pointer()).is_some() {
-            self.misplaced(&named, "");
+        if !path.is_empty()
+            && let Some(annotation) = self.annotation_of(object)
+        {
+            self.misplaced(&named, "", &annotation);
         }
         if let Some(pod) = object.pointer_mut(path) {
             self.pod(pod, &namespace, &named);
@@ -173,12 +176,12 @@ impl ManifestInjector<'_> {
 
     /// Injects every object with the annotation and containers, at any depth. `path` is the path of `value`.
     fn search(&mut self, value: &mut Value, path: &str, namespace: &str, named: &str) {
-        if text(value, &self.annotation_pointer()).is_some() {
+        if let Some(annotation) = self.annotation_of(value) {
             if value.pointer("/spec/containers").is_some_and(Value::is_array) {
                 let place = if path.is_empty() { named.to_owned() } else { format!("{named}, {path}") };
                 return self.pod(value, namespace, &place);
             }
-            self.misplaced(named, path);
+            self.misplaced(named, path, &annotation);
         }
         let below = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         match value {
@@ -196,16 +199,15 @@ impl ManifestInjector<'_> {
         }
     }
 
-    /// Returns the JSON pointer to the annotation.
-    fn annotation_pointer(&self) -> String {
-        format!(
-            "/metadata/annotations/{}",
-            self.config.annotation("links").replace('~', "~0").replace('/', "~1")
-        )
+    /// Returns the key of the annotation by which an object asks for injection.
+    fn annotation_of(&self, object: &Value) -> Option<String> {
+        let keys = ["links", "share"].map(|name| self.config.annotation(name));
+        keys.into_iter()
+            .find(|key| text(object, &format!("/metadata/annotations/{}", escaped(key))).is_some())
     }
 
-    fn misplaced(&mut self, named: &str, path: &str) {
-        let (annotation, dot) = (self.config.annotation("links"), if path.is_empty() { "" } else { "." });
+    fn misplaced(&mut self, named: &str, path: &str, annotation: &str) {
+        let dot = if path.is_empty() { "" } else { "." };
         self.warnings.push(format!(
             "{named}: {path}{dot}metadata has the annotation {annotation} but belongs to no pod or pod template, so it is \
              ignored: annotate the template that has the containers"
@@ -345,16 +347,22 @@ mod tests {
 
     #[test]
     fn annotations_outside_of_templates_are_reported() {
-        for (version, kind) in [("apps/v1", "Deployment"), ("ray.io/v1", "RayCluster")] {
+        let links = ("links", "'- name: a'");
+        for (version, kind, (name, value)) in [
+            ("apps/v1", "Deployment", links),
+            ("ray.io/v1", "RayCluster", links),
+            ("apps/v1", "Deployment", ("share", "radio")),
+        ] {
             let text = format!(
-                "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: d, annotations: {{shmesh.io/links: '- name: a'}}}}\n\
+                "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: d, annotations: {{shmesh.io/{name}: {value}}}}}\n\
                  spec: {{template: {{spec: {{containers: [{{name: a, image: a}}]}}}}}}\n"
             );
             let written = yaml_of(&text);
             assert_eq!((written.pods, written.text.as_str()), (0, text.as_str()));
             let [warning] = &written.warnings[..] else { panic!("{:?}", written.warnings) };
             assert!(
-                warning.starts_with(&format!("{kind} default/d: metadata has the annotation")),
+                warning
+                    .starts_with(&format!("{kind} default/d: metadata has the annotation shmesh.io/{name} ")),
                 "{warning}"
             );
         }

@@ -8,7 +8,7 @@ use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, format_bytes,
 
 use crate::config::Config;
 use crate::edit::escaped;
-use crate::pod::{self, SHM_DIR};
+use crate::pod::{self, Container, SHM_DIR};
 use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
 use shmesh_daemon::bytes::Bytes;
@@ -80,7 +80,7 @@ impl<'a> Plan<'a> {
             Some(text) => text,
         };
         let links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
-        let chosen = chosen(pod, config)?;
+        let chosen = chosen(pod, config, |container| !container.is_init)?;
         let mut plan = Self {
             pod,
             config,
@@ -114,12 +114,7 @@ impl<'a> Plan<'a> {
         if let Scope::Pool(pool) = &link.scope
             && self.config.pool(pool).is_none()
         {
-            let pools: Vec<_> = self.config.pools.iter().map(|pool| pool.name.as_str()).collect();
-            let remedy = if pools.is_empty() {
-                "no pool is configured: add it to the chart's `pools`, or use scope pod".to_owned()
-            } else {
-                format!("known here: {}; choose one, or add it to the chart's `pools`", pools.join(", "))
-            };
+            let remedy = pool_names(self.config, "use scope pod");
             let what = format!("link {name}: there is no pool {pool:?}");
             return Err(self.refuse(link.places.scope, "pool", what, remedy));
         }
@@ -239,8 +234,18 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Returns the remedy for an unknown pool, with `other` as what can be done without one.
+pub(crate) fn pool_names(config: &Config, other: &str) -> String {
+    let pools: Vec<_> = config.pools.iter().map(|pool| pool.name.as_str()).collect();
+    if pools.is_empty() {
+        format!("no pool is configured: add it to the chart's `pools`, or {other}")
+    } else {
+        format!("known here: {}; choose one, or add it to the chart's `pools`", pools.join(", "))
+    }
+}
+
 /// Returns the text of an annotation.
-fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
+pub(crate) fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
     match pod.pointer(&format!("/metadata/annotations/{}", escaped(key))) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -251,13 +256,17 @@ fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Refusal> {
     }
 }
 
-/// Returns the containers of links without a list of their own.
-fn chosen(pod: &Value, config: &Config) -> Result<BTreeSet<String>, Refusal> {
+/// Returns the containers that the annotation `containers` lists, or all but the sidecar for which `default` holds.
+pub(crate) fn chosen(
+    pod: &Value,
+    config: &Config,
+    default: impl Fn(&Container<'_>) -> bool,
+) -> Result<BTreeSet<String>, Refusal> {
     let key = config.annotation("containers");
     let refuse = |what, remedy| Refusal::new(&key, Position::default(), "containers", what, remedy);
     let Some(text) = read(pod, &key)? else {
         return Ok(pod::containers(pod)
-            .filter(|container| !container.is_init && container.name() != pod::SIDECAR)
+            .filter(|container| default(container) && !container.is_ours())
             .map(|container| container.name().to_owned())
             .collect());
     };
@@ -273,10 +282,13 @@ fn chosen(pod: &Value, config: &Config) -> Result<BTreeSet<String>, Refusal> {
 
 /// Checks that the pod has this container.
 fn known(pod: &Value, name: &str) -> Result<(), (String, String)> {
-    let names: Vec<_> = pod::containers(pod).map(|container| container.name()).collect();
-    if name != pod::SIDECAR && names.contains(&name) {
+    let names: Vec<_> = pod::containers(pod)
+        .filter(|container| !container.is_ours())
+        .map(|container| container.name())
+        .collect();
+    if names.contains(&name) {
         return Ok(());
     }
-    let others = names.into_iter().filter(|name| *name != pod::SIDECAR).collect::<Vec<_>>().join(", ");
-    Err((format!("there is no container {name:?}"), format!("this pod has: {others}; correct the name")))
+    let what = format!("there is no container {name:?}");
+    Err((what, format!("this pod has: {}; correct the name", names.join(", "))))
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use shmesh::config::{Position, Scope, format_bytes};
 
-use crate::config::UserNamespaces;
+use crate::config::{Config, Pool, UserNamespaces};
 use crate::plan::{Plan, tables};
 use crate::pod::{self, Container, INFO_VOLUME, SHM_DIR, SHM_VOLUME, SIDECAR};
 use crate::quantity::bytes_of;
@@ -75,22 +75,11 @@ impl Plan<'_> {
                 format!("spec.hostIPC puts the node's shared memory at {SHM_DIR}, where the links are");
             return Err(self.refuse(at, "hostIPC", what, "remove hostIPC, which links do not need"));
         }
-        let has_own_users = self.pod.pointer("/spec/hostUsers").and_then(Value::as_bool) == Some(false);
         for planned in &self.links {
             let Scope::Pool(name) = &planned.link.scope else { continue };
-            let allowed = self.config.pool(name).map_or(UserNamespaces::Mixed, |pool| pool.user_namespaces);
-            let at = planned.link.places.scope;
-            if has_own_users && allowed == UserNamespaces::Never {
-                let what =
-                    format!("pool {name} is for pods without a user namespace, and spec.hostUsers is false");
-                let remedy =
-                    "remove hostUsers, or have the operator set the pool's userNamespaces to mixed or always";
-                return Err(self.refuse(at, "userNamespace", what, remedy));
-            }
-            if !has_own_users && allowed == UserNamespaces::Always {
-                let what = format!("pool {name} is for pods with a user namespace, and this one has none");
-                let remedy = "set spec.hostUsers to false, or have the operator set the pool's userNamespaces to mixed";
-                return Err(self.refuse(at, "userNamespace", what, remedy));
+            let refused = self.config.pool(name).and_then(|pool| user_namespace(self.pod, pool));
+            if let Some((what, remedy)) = refused {
+                return Err(self.refuse(planned.link.places.scope, "userNamespace", what, remedy));
             }
         }
         let sees_processes = spec_is("shareProcessNamespace") || spec_is("hostPID");
@@ -136,18 +125,17 @@ impl Plan<'_> {
             let remedy = "remove that volumeMount, or leave the container out by `containers`";
             return Err(self.refuse(at, "mount", what, remedy));
         }
-        let domain = &self.config.domain;
-        let others = self.config.pools.iter().map(|pool| (pool.name.as_str(), pool.mount_path.as_str()));
-        for (other, where_) in others.chain([("shm", SHM_DIR)]) {
-            let is_own = matches!(scope, Scope::Pool(own) if own == other);
-            if !is_own && where_ == directory && container.resource(&format!("{domain}/{other}")).is_some() {
-                let what = format!(
-                    "container {name} requests {domain}/{other}, which is mounted at {directory}, where its links in scope \
-                     {scope} are: two things at one place"
-                );
-                let remedy = "remove that request, or leave the container out by `containers`";
-                return Err(self.refuse(at, "mount", what, remedy));
-            }
+        let own = match scope {
+            Scope::Pool(own) => Some(own.as_str()),
+            Scope::Pod => None,
+        };
+        if let Some(resource) = other_resource(container, self.config, directory, own) {
+            let what = format!(
+                "container {name} requests {resource}, which is mounted at {directory}, where its links in scope {scope} are: \
+                 two things at one place"
+            );
+            let remedy = "remove that request, or leave the container out by `containers`";
+            return Err(self.refuse(at, "mount", what, remedy));
         }
         Ok(())
     }
@@ -308,4 +296,46 @@ impl Plan<'_> {
         let first = users.next()??;
         users.all(|user| user == Some(first)).then_some(first)
     }
+}
+
+/// Returns the problem and the remedy if the pool is not for pods with such a user namespace.
+pub(crate) fn user_namespace(pod: &Value, pool: &Pool) -> Option<(String, &'static str)> {
+    let name = &pool.name;
+    let has_own_users = pod.pointer("/spec/hostUsers").and_then(Value::as_bool) == Some(false);
+    match pool.user_namespaces {
+        UserNamespaces::Never if has_own_users => Some((
+            format!("pool {name} is for pods without a user namespace, and spec.hostUsers is false"),
+            "remove hostUsers, or have the operator set the pool's userNamespaces to mixed or always",
+        )),
+        UserNamespaces::Always if !has_own_users => Some((
+            format!("pool {name} is for pods with a user namespace, and this one has none"),
+            "set spec.hostUsers to false, or have the operator set the pool's userNamespaces to mixed",
+        )),
+        _ => None,
+    }
+}
+
+/// Returns what else the container has at the mount path of a pool: a volume, or another resource.
+pub(crate) fn other_mount(container: &Container<'_>, config: &Config, pool: &Pool) -> Option<String> {
+    let (name, directory) = (container.name(), &pool.mount_path);
+    if let Some(volume) = container.mounted_at(directory) {
+        return Some(format!("container {name} mounts volume {volume} at {directory}"));
+    }
+    let resource = other_resource(container, config, directory, Some(&pool.name))?;
+    Some(format!("container {name} requests {resource}, which is mounted at {directory}"))
+}
+
+/// Returns the resource other than the container's `own` pool that is mounted at this directory.
+fn other_resource(
+    container: &Container<'_>,
+    config: &Config,
+    directory: &str,
+    own: Option<&str>,
+) -> Option<String> {
+    let pools = config.pools.iter().map(|pool| (pool.name.as_str(), pool.mount_path.as_str()));
+    pools
+        .chain([("shm", SHM_DIR)])
+        .filter(|(name, mount_path)| Some(*name) != own && *mount_path == directory)
+        .map(|(name, _)| format!("{}/{name}", config.domain))
+        .find(|resource| container.resource(resource).is_some())
 }

@@ -176,3 +176,20 @@ fn shm_size_limit_is_exact() {
     assert!(run(size, &rotator).unwrap().success(), "{size}");
     assert!(!run(size - 4096, &rotator).unwrap().success(), "{size} is more than is needed");
 }
+
+#[test]
+fn share_warns_where_the_pool_is_not_at_dev_shm() {
+    let pod = |pool: &str| {
+        json!({
+            "metadata": {"annotations": {"shmesh.io/share": pool}},
+            "spec": {"containers": [{"name": "shmesh"}]},
+        })
+    };
+    let wide = inject(&pod("wide"), "default", &config()).unwrap();
+    assert!(matches!(&wide.warnings[..], [one] if one.contains("pool wide is mounted at /run/wide")));
+    let container = &wide.pod["spec"]["containers"][0];
+    assert_eq!(container["env"], json!([{"name": "SHMESH_DIR", "value": "/run/wide"}]), "of whatever name");
+    assert_eq!(container["resources"]["limits"], json!({"shmesh.io/wide": "1"}));
+    let none = inject(&pod("radio"), "default", &shmesh_injector::Config::default()).unwrap_err();
+    assert!(none.remedy.starts_with("no pool is configured") && none.reason == "pool", "{none}");
+}

@@ -126,24 +126,23 @@ fn apply(target: &mut Value, name: &str, patch: Value) {
 
 struct Policies {
     mutating: Value,
-    validating: Value,
+    validating: Vec<Value>,
 }
 
 impl Policies {
     fn of(config: &Config) -> Self {
         let text = policy(config, "shmesh");
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-        let of_kind =
-            |kind: &str| documents.iter().find(|document| document["kind"] == kind).unwrap().clone();
-        Self {
-            mutating: of_kind("MutatingAdmissionPolicy"),
-            validating: of_kind("ValidatingAdmissionPolicy"),
-        }
+        let of_kind = |kind: &str| -> Vec<Value> {
+            documents.iter().filter(|document| document["kind"] == kind).cloned().collect()
+        };
+        let [mutating] = of_kind("MutatingAdmissionPolicy").try_into().unwrap();
+        Self { mutating, validating: of_kind("ValidatingAdmissionPolicy") }
     }
 
     fn variables(policy: &Value, object: &Value) -> Value {
         let mut variables = Map::new();
-        for variable in policy["spec"]["variables"].as_array().unwrap() {
+        for variable in policy["spec"]["variables"].as_array().into_iter().flatten() {
             let so_far = Value::Object(variables.clone());
             let value = evaluate(variable["expression"].as_str().unwrap(), object, &so_far);
             variables.insert(variable["name"].as_str().unwrap().to_owned(), value);
@@ -177,22 +176,28 @@ impl Policies {
                 }
             }
         }
-        if !Self::matches(&self.validating, &object) {
-            return Ok(object);
+        let broken: Vec<_> =
+            self.validating.iter().flat_map(|policy| Self::broken(policy, &object)).collect();
+        if broken.is_empty() { Ok(object) } else { Err(broken) }
+    }
+
+    /// The messages of the rules of a policy that the pod breaks.
+    fn broken(policy: &Value, object: &Value) -> Vec<String> {
+        if !Self::matches(policy, object) {
+            return Vec::new();
         }
-        let variables = Self::variables(&self.validating, &object);
-        let validations = self.validating["spec"]["validations"].as_array().unwrap().iter();
-        let broken: Vec<_> = validations
+        let variables = Self::variables(policy, object);
+        let validations = policy["spec"]["validations"].as_array().unwrap().iter();
+        validations
             // The API server takes an evaluation error for a refusal, and there should be none after the first.
             .scan(true, |goes_on, validation| {
-                let holds = evaluate(validation["expression"].as_str().unwrap(), &object, &variables) == true;
+                let holds = evaluate(validation["expression"].as_str().unwrap(), object, &variables) == true;
                 let looked = *goes_on;
                 *goes_on &= holds;
                 looked.then(|| (!holds).then(|| validation["message"].as_str().unwrap().to_owned()))
             })
             .flatten()
-            .collect();
-        if broken.is_empty() { Ok(object) } else { Err(broken) }
+            .collect()
     }
 }
 
@@ -351,4 +356,18 @@ fn container_without_requests_gets_nothing() {
         let object: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         assert_eq!(policies.admit(pod_of(&object)).unwrap(), object);
     }
+}
+
+#[test]
+fn shared_pool_needs_the_webhook_or_injection_by_hand() {
+    let policies = Policies::of(&Config::default());
+    let config: Config = serde_json::from_value(json!({"pools": [{"name": "radio"}]})).unwrap();
+    let pod = json!({
+        "metadata": {"annotations": {"shmesh.io/share": "radio"}},
+        "spec": {"containers": [{"name": "a"}, {"name": "b"}]},
+    });
+    let [message] = policies.admit(&pod).unwrap_err().try_into().unwrap();
+    assert!(message.contains("needs the webhook") && message.ends_with("(line 1, column 1)"), "{message}");
+    let by_hand = inject(&pod, "default", &config).unwrap().pod;
+    assert_eq!(policies.admit(&by_hand).unwrap(), by_hand);
 }

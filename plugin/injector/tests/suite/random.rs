@@ -120,18 +120,33 @@ fn pod() -> impl Strategy<Value = Value> {
     )
 }
 
+/// The pod shares a pool instead, or as well.
+fn sharing_pod() -> impl Strategy<Value = Value> {
+    let pool = mostly(vec!["radio", "wide", "closed", "none", "", "claim/a", "pool/radio"]);
+    (pod(), pool, mostly(vec![true, false])).prop_map(|(mut pod, pool, is_only)| {
+        let annotations = pod["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.insert("shmesh.io/share".into(), pool.into());
+        if is_only {
+            annotations.remove("shmesh.io/links");
+            annotations.remove("shmesh.io/size");
+        }
+        pod
+    })
+}
+
 /// Any document at all, around words that mean something here.
 fn nonsense() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(json!(null)),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
-        select(vec!["shmesh", "Always", "/dev/shm", "- name: a", "1Gi"]).prop_map(Value::from),
+        select(vec!["shmesh", "Always", "/dev/shm", "- name: a", "1Gi", "radio"]).prop_map(Value::from),
     ];
     let keys = select(vec![
         "metadata",
         "annotations",
         "shmesh.io/links",
+        "shmesh.io/share",
         "shmesh.io/size",
         "spec",
         "containers",
@@ -173,7 +188,7 @@ fn holds(pod: &Value) -> bool {
     }
 }
 
-/// Three properties, in so many cases each.
+/// Four properties, in so many cases each.
 macro_rules! properties {
     ($($(#[$attribute:meta])* $module:ident: $cases:expr;)+) => {$(
         mod $module {
@@ -190,13 +205,19 @@ macro_rules! properties {
 
                 $(#[$attribute])*
                 #[test]
+                fn any_sharing_pod(pod in sharing_pod()) {
+                    holds(&pod);
+                }
+
+                $(#[$attribute])*
+                #[test]
                 fn any_document(pod in nonsense()) {
                     holds(&pod);
                 }
 
                 $(#[$attribute])*
                 #[test]
-                fn injection_keeps_pod_security_restricted(pod in pod()) {
+                fn injection_keeps_pod_security_restricted(pod in prop_oneof![pod(), sharing_pod()]) {
                     if let Ok(injected) = inject(&pod, "default", &config()) {
                         prop_assert_eq!(violations(&injected.pod), violations(&pod));
                     }
@@ -217,6 +238,8 @@ fn generated_pods_are_injected_or_refused() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    let injected = (0..500).filter(|_| holds(&pod().new_tree(&mut runner).unwrap().current())).count();
-    assert!((20..450).contains(&injected), "{injected} of 500");
+    for pods in [pod().boxed(), sharing_pod().boxed()] {
+        let injected = (0..500).filter(|_| holds(&pods.new_tree(&mut runner).unwrap().current())).count();
+        assert!((20..450).contains(&injected), "{injected} of 500");
+    }
 }
