@@ -4,11 +4,14 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use super::link::{MAX_EVICT_AFTER_MS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
+use super::limits::{
+    MAX_EVICT_AFTER_MS, MAX_FILE_BYTES, MAX_LINKS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US,
+    MIN_RING_LEN,
+};
 use super::name::{LinkName, NameError};
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
 use super::quantity::format_bytes;
-use super::{MAX_FILE_BYTES, MAX_LINKS};
+use super::show::show_mistake;
 
 /// A position in the YAML text, if one is known. Prints as ` (line L, column C)`, or as nothing.
 ///
@@ -54,35 +57,6 @@ impl fmt::Display for Position {
             None => Ok(()),
         }
     }
-}
-
-/// Text from a file made fit to print: quoted, control characters escaped, at most 64 characters.
-pub(super) fn shown(text: &str) -> String {
-    const LIMIT: usize = 64;
-    match text.char_indices().nth(LIMIT) {
-        Some((end, _)) => format!("{:?}...", &text[..end]),
-        None => format!("{text:?}"),
-    }
-}
-
-/// A message about a text, with the line and column that it is about below it. Every program shows a mistake in a YAML text in
-/// this form, which is that of the parser; the position stands in it once.
-pub fn show_mistake(name: &str, text: &str, message: &str, location: Option<(u64, u64)>) -> String {
-    /// Longest part of a line that is shown.
-    const WIDTH: usize = 120;
-    let Some((line, column)) = location else { return format!("{name}: {message}") };
-    let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
-    let source = text.lines().nth(at(line.max(1))).unwrap_or_default();
-    // A long line is shown from shortly before the column. What a terminal could take for a command is not shown.
-    let skipped = if at(column.max(1)) < WIDTH { 0 } else { at(column) - WIDTH / 2 };
-    let printable = |c: char| if c.is_control() { ' ' } else { c };
-    let source: String = source.chars().skip(skipped).take(WIDTH).map(printable).collect();
-    let (number, caret) = (line.to_string(), " ".repeat((at(column.max(1)) - skipped).min(WIDTH)));
-    let margin = " ".repeat(number.len());
-    format!(
-        "{message}\n{margin}--> {name}:{line}:{column}\n{margin} |\n{number} | {}\n{margin} | {caret}^",
-        source.trim_end()
-    )
 }
 
 /// Why a configuration is refused. Each message names the field, the value, the limit and the remedy.

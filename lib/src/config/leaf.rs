@@ -8,10 +8,11 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::error::{ConfigError, Position, shown};
+use super::error::{ConfigError, Position};
 use super::link::{LinkConfig, PoolPlaces};
 use super::pool::PoolId;
 use super::quantity::{QuantityError, parse_bytes};
+use super::show::shown;
 
 impl Position {
     /// Where a value is written; for an alias, where the anchored value is.

@@ -1,60 +1,10 @@
 //! The configuration of one link, and the rules it must keep.
 
 use super::error::{ConfigError, Position};
+use super::limits::{MAX_EVICT_AFTER_MS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
 use super::name::LinkName;
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
-/// Fewest slots in a ring.
-///
-/// ```
-/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// use shmesh::config::MIN_RING_LEN;
-/// link.ring_len = MIN_RING_LEN;
-/// assert!(link.validate().is_ok());
-/// link.ring_len = MIN_RING_LEN - 1;
-/// assert!(link.validate().is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const MIN_RING_LEN: u32 = 1;
-
-/// Most slots in a ring. A power of two, so rounding up cannot pass it.
-///
-/// ```
-/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// use shmesh::config::MAX_RING_LEN;
-/// link.ring_len = MAX_RING_LEN;
-/// assert!(link.validate().is_ok());
-/// link.ring_len = MAX_RING_LEN + 1;
-/// assert!(link.validate().is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const MAX_RING_LEN: u32 = 1 << 20;
-
-/// Longest time in microseconds that a waiter may poll before it sleeps: one second. More is a unit mixed up.
-///
-/// ```
-/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// use shmesh::config::MAX_SPIN_US;
-/// link.spin_us = MAX_SPIN_US;
-/// assert!(link.validate().is_ok());
-/// link.spin_us = MAX_SPIN_US + 1;
-/// assert!(link.validate().unwrap_err().to_string().contains("the limit is 1000000"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const MAX_SPIN_US: u32 = 1_000_000;
-
-/// Most requests that one participant of the secondary side can have pending.
-///
-/// ```
-/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// use shmesh::config::MAX_REQUEST_WINDOW;
-/// link.request_window = MAX_REQUEST_WINDOW;
-/// assert!(link.validate().is_ok());
-/// link.request_window = MAX_REQUEST_WINDOW + 1;
-/// assert!(link.validate().unwrap_err().to_string().contains("the limit is 64"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const MAX_REQUEST_WINDOW: u32 = 64;
 /// What `requests: {}` in a configuration stands for.
 #[cfg(feature = "yaml")]
 pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;
@@ -85,25 +35,6 @@ pub enum RingMode {
     /// ([`BroadcastConfig`]). What the secondary side sends goes through a ring of many producers and consumers.
     Broadcast,
 }
-
-/// Most participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
-/// and one for a process that recovers what a dead participant held.
-pub const MAX_READERS: usize = crate::MAX_SEATS - 2;
-
-/// Longest time in milliseconds that a reader may hold the writer up before it is evicted: one hour.
-///
-/// ```
-/// # let mut link = shmesh::config::LinkConfig::new("weights".parse()?);
-/// use shmesh::config::{MAX_EVICT_AFTER_MS, RingMode, SlowReaders};
-/// link.ring_mode = RingMode::Broadcast;
-/// link.broadcast.slow = SlowReaders::Evict;
-/// link.broadcast.evict_after_ms = MAX_EVICT_AFTER_MS;
-/// assert!(link.validate().is_ok());
-/// link.broadcast.evict_after_ms = MAX_EVICT_AFTER_MS + 1;
-/// assert!(link.validate().is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub const MAX_EVICT_AFTER_MS: u32 = 3_600_000;
 
 /// What happens when a reader of a broadcast ring is slower than the writer.
 ///

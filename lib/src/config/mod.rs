@@ -31,6 +31,7 @@
 mod error;
 #[cfg(feature = "yaml")]
 mod leaf;
+mod limits;
 mod link;
 mod name;
 #[cfg(feature = "yaml")]
@@ -43,6 +44,7 @@ mod pool;
 mod quantity;
 #[cfg(feature = "yaml")]
 mod read;
+mod show;
 // Miri has no files here, and there is no unsafe code for it to look at.
 #[cfg(test)]
 #[cfg(feature = "yaml")]
@@ -51,12 +53,15 @@ mod tests;
 #[cfg(feature = "yaml")]
 mod yaml;
 
-pub use error::{ConfigError, Position, show_mistake};
-pub use link::{
-    Backing, BroadcastConfig, HugePages, LinkConfig, MAX_EVICT_AFTER_MS, MAX_READERS, MAX_REQUEST_WINDOW,
-    MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN, Receivers, RingMode, SlowReaders,
+pub use error::{ConfigError, Position};
+pub use limits::{
+    MAX_EVICT_AFTER_MS, MAX_FILE_BYTES, MAX_LINKS, MAX_READERS, MAX_REQUEST_WINDOW, MAX_RING_LEN,
+    MAX_SPIN_US, MIN_RING_LEN,
 };
+pub use link::{Backing, BroadcastConfig, HugePages, LinkConfig, Receivers, RingMode, SlowReaders};
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};
+#[cfg(feature = "yaml")]
+pub use nvipc::IgnoredKey;
 #[cfg(feature = "yaml")]
 pub use parse::show_yaml_error;
 #[cfg(feature = "yaml")]
@@ -64,17 +69,5 @@ pub use pod::{PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 pub use quantity::{QuantityError, format_bytes, parse_bytes};
 #[cfg(feature = "yaml")]
-pub use read::{ConfigForm, IgnoredKey, LoadedConfig, from_annotation, from_file, from_yaml};
-
-/// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
-pub const MAX_FILE_BYTES: usize = 1 << 20;
-
-/// Most links in one configuration.
-///
-/// ```
-/// use shmesh::config::{ConfigError, MAX_LINKS, from_yaml};
-/// let links: String = (0..=MAX_LINKS).map(|i| format!("  - name: link-{i}\n")).collect();
-/// let refused = from_yaml(&format!("links:\n{links}")).unwrap_err();
-/// assert!(matches!(refused, ConfigError::TooManyLinks { count: 1025, .. }));
-/// ```
-pub const MAX_LINKS: usize = 1024;
+pub use read::{ConfigForm, LoadedConfig, from_annotation, from_file, from_yaml};
+pub use show::show_mistake;

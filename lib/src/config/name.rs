@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::shown;
+use super::show::shown;
 
 /// Longest link name in bytes: NVIPC's `prefix` field holds 32 with its NUL.
 pub const MAX_LINK_NAME_BYTES: usize = 31;

@@ -10,12 +10,13 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::error::{ConfigError, Position, shown};
+use super::error::{ConfigError, Position};
 use super::leaf::{KnownKeys, Leaf, OpenMap, OpenVisitor, PoolLeaves, SpannedOption};
+use super::limits::MAX_LINKS;
 use super::link::{LinkConfig, LinkPlaces};
 use super::pool::PoolId;
+use super::show::shown;
 use super::yaml::Names;
-use super::{IgnoredKey, MAX_LINKS};
 
 /// The prefix that NVIPC takes where the file has none.
 const DEFAULT_PREFIX: &str = "nvipc";
@@ -118,6 +119,23 @@ impl<'de> KnownKeys<'de> for Mempool {
         }
         Ok(true)
     }
+}
+
+/// A key that was read over.
+///
+/// ```
+/// let text = "transport:\n  type: shm\n  shm_config:\n    prefix: nvipc\n    cuda_device_id: -1\n";
+/// let ignored = &shmesh::config::from_yaml(text)?.ignored[0];
+/// assert_eq!((ignored.path.as_str(), ignored.line), ("transport.shm_config.cuda_device_id", 5));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct IgnoredKey {
+    /// The key with its parents, such as `transport.app_config.pcap_enable`. The instances of a multi-instance
+    /// file share one path.
+    pub path: String,
+    /// The line where it first stands, from 1; 0 if unknown.
+    pub line: u64,
 }
 
 /// Collects what is ignored, each path once: ten instances repeat the same keys.

@@ -6,7 +6,8 @@ use serde::Deserialize;
 use serde_saphyr::localizer::Localizer;
 use serde_saphyr::{DuplicateKeyPolicy, MessageFormatter, Options, UserMessageFormatter};
 
-use super::error::{ConfigError, Position, show_mistake, shown};
+use super::error::{ConfigError, Position};
+use super::show::{show_mistake, shown};
 
 /// Parses one document within limits that no real configuration comes near.
 ///

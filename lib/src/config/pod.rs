@@ -161,5 +161,5 @@ pub fn pod_links(text: &str) -> Result<Vec<PodLink>, ConfigError> {
         return Err(ConfigError::NoLinks { place: Position::UNKNOWN });
     }
     let list: Spanned<Vec<Spanned<yaml::LinkYaml>>> = parse::parse(text)?;
-    yaml::pod_links(list)
+    yaml::each(list, PodLink::from_yaml)
 }

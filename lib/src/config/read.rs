@@ -7,10 +7,11 @@ use std::path::Path;
 use serde::de::MapAccess;
 use serde_saphyr::Spanned;
 
-use super::error::{self, ConfigError, Position};
+use super::error::{ConfigError, Position};
 use super::leaf::{KnownKeys, Leaf, OpenMap, SpannedOption};
 use super::link::LinkConfig;
 use super::pod::{PodLink, pod_links};
+use super::show::shown;
 use super::{MAX_FILE_BYTES, nvipc, parse, yaml};
 
 /// A configuration that was read and checked.
@@ -27,7 +28,7 @@ pub struct LoadedConfig {
     /// The links, in the order of the file; at least one, names unique.
     pub links: Vec<LinkConfig>,
     /// Keys of an NVIPC file without a meaning here, in the order of the file. Show them to the user once.
-    pub ignored: Vec<IgnoredKey>,
+    pub ignored: Vec<nvipc::IgnoredKey>,
     /// Which form the text had.
     pub form: ConfigForm,
 }
@@ -47,23 +48,6 @@ pub enum ConfigForm {
     Shmesh,
     /// NVIPC's, with `transport` at its top.
     Nvipc,
-}
-
-/// A key that was read over.
-///
-/// ```
-/// let text = "transport:\n  type: shm\n  shm_config:\n    prefix: nvipc\n    cuda_device_id: -1\n";
-/// let ignored = &shmesh::config::from_yaml(text)?.ignored[0];
-/// assert_eq!((ignored.path.as_str(), ignored.line), ("transport.shm_config.cuda_device_id", 5));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct IgnoredKey {
-    /// The key with its parents, such as `transport.app_config.pcap_enable`. The instances of a multi-instance
-    /// file share one path.
-    pub path: String,
-    /// The line where it first stands, from 1; 0 if unknown.
-    pub line: u64,
 }
 
 /// Reads a configuration in either form.
@@ -118,7 +102,7 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
     }
     if let Some(key) = unknown.first() {
         let (known, place) = ("version, links".to_owned(), Position::of(key));
-        return Err(ConfigError::UnknownKey { key: error::shown(&key.value), known, place });
+        return Err(ConfigError::UnknownKey { key: shown(&key.value), known, place });
     }
     yaml::check_version(&top.version)?;
     let list = top.links.ok_or_else(|| ConfigError::NoLinks {

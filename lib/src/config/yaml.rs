@@ -6,14 +6,14 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::MAX_LINKS;
-use super::error::{ConfigError, Position, shown};
+use super::error::{ConfigError, Position};
 use super::leaf::{Leaf, PoolLeaves, SpannedOption};
 use super::link::{
     Backing, DEFAULT_REQUEST_WINDOW, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode, SlowReaders,
 };
 use super::name::LinkName;
-use super::pod::PodLink;
 use super::pool::PoolId;
+use super::show::shown;
 
 /// The keys of a link in a file; those of `pod.rs` have a meaning in an annotation alone.
 const KEYS: &str = "name, ring, receivers, pools, backing, memory, notify, requests";
@@ -121,12 +121,8 @@ pub(super) fn links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<LinkCon
     })
 }
 
-/// Turns the list of an annotation into checked links with their words for scheduling.
-pub(super) fn pod_links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<PodLink>, ConfigError> {
-    each(list, PodLink::from_yaml)
-}
-
-fn each<T>(
+/// Turns each item of a list into a checked link.
+pub(super) fn each<T>(
     list: Spanned<Vec<Spanned<LinkYaml>>>,
     mut into: impl FnMut(LinkYaml, LinkName, Position) -> Result<T, ConfigError>,
 ) -> Result<Vec<T>, ConfigError> {

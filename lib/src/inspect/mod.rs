@@ -3,6 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `segments.rs` | finding the files of a link, opening and mapping them for reading only |
+//! | `seat_locks.rs` | which participants live |
 //! | `snapshot.rs` | who is attached, what is queued, who holds which buffer |
 //! | `tap.rs` | messages as they pass: `shmesh capture` |
 //! | `remains.rs` | what is left of a link, and removing it |
@@ -26,6 +27,7 @@
 //! ```
 
 mod remains;
+mod seat_locks;
 mod segments;
 mod snapshot;
 mod tap;

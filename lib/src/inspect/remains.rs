@@ -10,8 +10,9 @@ use shmesh_sys::file;
 use shmesh_sys::process::ProcessIdentity;
 
 use super::View;
+use super::seat_locks::SeatLocks;
 use super::segments::{LinkPath, is_ours, pool_file};
-use super::snapshot::{SeatLocks, SeatView, seats};
+use super::snapshot::{SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::host::{socket_prefix, try_lock};

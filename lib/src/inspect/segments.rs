@@ -10,7 +10,7 @@ use std::sync::Arc;
 use shmesh_sys::process::ProcessIdentity;
 use shmesh_sys::{errno, file};
 
-use super::snapshot::SeatLocks;
+use super::seat_locks::SeatLocks;
 use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;

@@ -1,15 +1,13 @@
 //! A snapshot of a link: attached participants, queued messages, owners of buffers.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use super::View;
+use super::seat_locks::SeatLocks;
 use crate::config::PoolId;
 use crate::link::core::{INLINE, Requests, unpack};
-use crate::link::liveness_by_lock;
 use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::OwnerTable;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
@@ -17,7 +15,6 @@ use crate::ring::entry::Entry;
 use crate::ring::reply::ReplySlot;
 use crate::ring::{Ring, SLEEPERS, Wild};
 use crate::segment::layout::PoolLayout;
-use crate::segment::lock::Lock;
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
 /// A seat that is taken.
@@ -326,51 +323,6 @@ impl Snapshot {
     #[must_use]
     pub fn seat(&self, seat: SeatIndex) -> Option<&SeatView> {
         self.seats.iter().find(|other| other.participant.seat == seat)
-    }
-}
-
-/// The lock file of a link, opened when it is first needed: opening it makes the monitors of the link look for deaths.
-#[derive(Debug)]
-pub(super) struct SeatLocks {
-    path: PathBuf,
-    opened: OnceLock<Lock>,
-}
-
-impl SeatLocks {
-    pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, opened: OnceLock::new() }
-    }
-
-    fn opened(&self) -> Option<&Lock> {
-        if self.opened.get().is_none() {
-            let _ = self.opened.set(Lock::open_for_reading(&self.path).ok()?);
-        }
-        self.opened.get()
-    }
-
-    /// Whether a participant lives, and why that is unknown.
-    fn liveness(
-        &self,
-        seats: &Seats,
-        other: &Participant,
-        me: &ProcessIdentity,
-    ) -> (Liveness, Option<&'static str>) {
-        let known = other.liveness(me);
-        if known != Liveness::Unknown {
-            return (known, None);
-        }
-        let Some(lock) = self.opened() else {
-            return (
-                known,
-                Some("it is in another pid namespace, and the lock file of the link cannot be opened"),
-            );
-        };
-        match liveness_by_lock(seats, other, lock) {
-            Liveness::Unknown => {
-                (known, Some("it is in another pid namespace, and has not locked its seat in this lock file"))
-            }
-            known => (known, None),
-        }
     }
 }
 

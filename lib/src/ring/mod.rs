@@ -23,7 +23,6 @@ pub(crate) mod broadcast;
 pub(crate) mod entry;
 pub(crate) mod inline;
 pub(crate) mod mpmc;
-pub(crate) mod owned_reads;
 pub(crate) mod reply;
 pub(crate) mod spsc;
 

@@ -193,8 +193,10 @@ fn contradictory_headers_are_refused() {
     // Without a checksum that fits.
     let dir = ipc_dir();
     abandoned(dir.path(), "");
-    let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("link_shm")).unwrap();
-    file.write_all_at(&[1], 3 * 8).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(dir.path().join("link_shm")).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 3 * 8).unwrap();
+    file.write_all_at(&[!byte[0]], 3 * 8).unwrap();
     both_say(dir.path(), "Damaged", &["link link: ", "its header contradicts itself"]);
 }
 

@@ -26,6 +26,8 @@
 //! - `OVERWRITE`: the writer marks a slot, Release fence, writes its bytes; a reader copies them, Acquire fence, checks for
 //!   the mark.
 
+mod owned_reads;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,17 +35,17 @@ use std::time::{Duration, Instant};
 
 use super::entry::Entry;
 use super::inline::InlineLines;
-use super::owned_reads::OwnedReads;
 use super::{BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
 use crate::config::{BroadcastConfig, SlowReaders};
 use crate::participant::{Participant, SeatIndex, SeatWord, Seats};
 use crate::segment::{Lines, prefetch_shared};
 use crate::sync::{AtomicU64, Ordering, fence};
+pub(crate) use owned_reads::OwnedReads;
 
-pub(super) const CURSOR: usize = 0;
+const CURSOR: usize = 0;
 /// Next to the count: the participant of the line, so that the next one in the seat is not a reader before it subscribes.
 const LOST: usize = 1;
-pub(super) const HOLDS: usize = 2;
+const HOLDS: usize = 2;
 /// Maximum number of messages in buffers that a reader of a ring with `skip` can hold.
 pub(crate) const HOLDS_MAX: usize = 6;
 /// Maximum number of messages after which the writer reads the cursors.
@@ -55,7 +57,7 @@ const ROUNDS_MAX: usize = 1_000;
 pub(crate) struct Broadcast {
     pub(super) words: Words,
     /// One line per seat.
-    pub(super) cursors: Lines,
+    cursors: Lines,
     rules: BroadcastConfig,
 }
 
@@ -94,19 +96,19 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 pub(crate) struct Reader {
     word: SeatWord,
-    pub(super) line: Lines,
+    line: Lines,
     /// The position of the next message.
     next: Cell<u64>,
     /// The oldest message that the handle holds, or `next`. This is the value of its cursor, unless an owned message is
     /// older.
-    pub(super) oldest: Cell<u64>,
+    oldest: Cell<u64>,
     /// For the positions after `oldest` and before `next`: whether their messages were released.
     ended: RefCell<VecDeque<bool>>,
     /// The holds in use, as bits.
-    pub(super) holds: Cell<u8>,
+    holds: Cell<u8>,
     pub(crate) owned: Arc<OwnedReads>,
     /// Whether owned messages may keep the cursor.
-    pub(super) has_owned: Cell<bool>,
+    has_owned: Cell<bool>,
     lost: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
@@ -149,7 +151,7 @@ impl Broadcast {
     }
 
     #[inline]
-    pub(super) fn skips(&self) -> bool {
+    fn skips(&self) -> bool {
         self.rules.slow == SlowReaders::Skip
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::broadcast::{Broadcast, CURSOR, HOLDS, HOLDS_MAX, Reader, Token};
+use super::{Broadcast, CURSOR, HOLDS, HOLDS_MAX, Reader, Token};
 use crate::participant::{Participant, Seats};
 use crate::sync::{Mutex, MutexGuard, Ordering, lock};
 

@@ -1,0 +1,55 @@
+//! Which participants of a link live.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use shmesh_sys::process::{Liveness, ProcessIdentity};
+
+use crate::link::liveness_by_lock;
+use crate::participant::{Participant, Seats};
+use crate::segment::lock::Lock;
+
+/// The lock file of a link, opened when it is first needed: opening it makes the monitors of the link look for deaths.
+#[derive(Debug)]
+pub(super) struct SeatLocks {
+    path: PathBuf,
+    opened: OnceLock<Lock>,
+}
+
+impl SeatLocks {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, opened: OnceLock::new() }
+    }
+
+    fn opened(&self) -> Option<&Lock> {
+        if self.opened.get().is_none() {
+            let _ = self.opened.set(Lock::open_for_reading(&self.path).ok()?);
+        }
+        self.opened.get()
+    }
+
+    /// Whether a participant lives, and why that is unknown.
+    pub(super) fn liveness(
+        &self,
+        seats: &Seats,
+        other: &Participant,
+        me: &ProcessIdentity,
+    ) -> (Liveness, Option<&'static str>) {
+        let known = other.liveness(me);
+        if known != Liveness::Unknown {
+            return (known, None);
+        }
+        let Some(lock) = self.opened() else {
+            return (
+                known,
+                Some("it is in another pid namespace, and the lock file of the link cannot be opened"),
+            );
+        };
+        match liveness_by_lock(seats, other, lock) {
+            Liveness::Unknown => {
+                (known, Some("it is in another pid namespace, and has not locked its seat in this lock file"))
+            }
+            known => (known, None),
+        }
+    }
+}
