@@ -1,42 +1,35 @@
-//! Builds the libraries, compiles the C programs in `tests` and runs them, as long tests also as C++ and under the address and
+//! Compiles the C programs in `tests` and runs them, as long tests also as C++ and under the address and
 //! undefined-behaviour sanitizers; runs the examples; and installs all of it, to be found by pkg-config.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 use shmesh_testing::{run_program, succeed};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The folder with the libraries. Cargo builds none for a test that it cannot link with them.
-fn libraries() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--locked", "--offline", "-p", "shmesh-capi", "-p", "shmesh-nvipc-capi"]);
-        cargo.arg("--target-dir").arg(target).current_dir(HERE);
-        // This test is one of another crate's to that cargo.
-        for (name, _) in std::env::vars_os() {
-            let name = name.to_string_lossy();
-            if name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR" || name == "LD_LIBRARY_PATH" {
-                cargo.env_remove(&*name);
-            }
-        }
-        succeed(&mut cargo);
-        target.join("debug")
-    })
+/// Where cargo has built the libraries for this test.
+fn built() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
+/// Compiles a program, and puts it beside the libraries that it is linked with.
 #[track_caller]
-fn compiled(compiler: &str, program: &str, flags: &[&str], out: &Path) {
-    let libraries = libraries();
+fn compiled(compiler: &str, program: &str, flags: &[&str], folder: &Path) -> PathBuf {
+    for (name, file) in [("libshmesh.so", "libshmesh_c.so"), ("libshmesh_nvipc.so", "libshmesh_nvipc.so")] {
+        match std::os::unix::fs::symlink(built().join(file), folder.join(name)) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            result => result.unwrap(),
+        }
+    }
+    let out = folder.join(program.replace('/', "_"));
     let mut command = Command::new(compiler);
     command.args(flags).args(["-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
-    command.arg(format!("{HERE}/include")).arg("-o").arg(out).arg(format!("{HERE}/{program}.c"));
-    command.args(["-x", "none", "-L"]).arg(libraries).arg("-lshmesh");
-    succeed(command.arg(format!("-Wl,-rpath,{}", libraries.display())));
+    command.arg(format!("{HERE}/include")).arg("-o").arg(&out).arg(format!("{HERE}/{program}.c"));
+    command.args(["-x", "none", "-L"]).arg(folder).args(["-lshmesh", "-Wl,-rpath,$ORIGIN"]);
+    succeed(&mut command);
+    out
 }
 
 /// The programs that need no other library.
@@ -50,9 +43,8 @@ fn check(program: &str) {
 #[track_caller]
 fn check_as(program: &str, compiler: &str, flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join(program);
-    compiled(compiler, &format!("tests/{program}"), flags, &out);
-    run_program(&out, |_| {});
+    let program = compiled(compiler, &format!("tests/{program}"), flags, folder.path());
+    run_program(&program, |_| {});
 }
 
 #[test]
@@ -105,10 +97,10 @@ fn misused_handles_are_refused() {
 #[test]
 fn device_memory_has_no_address() {
     let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("devices");
     let headers = format!("-I{HERE}/nvipc/include");
-    compiled("cc", "tests/devices", &["-std=c11", &headers, "-Wl,--no-as-needed", "-lshmesh_nvipc"], &out);
-    run_program(&out, |_| {});
+    let library = format!("-L{}", folder.path().display());
+    let flags = ["-std=c11", &headers, &library, "-Wl,--no-as-needed", "-lshmesh_nvipc"];
+    run_program(&compiled("cc", "tests/devices", &flags, folder.path()), |_| {});
 }
 
 /// Without the address sanitizer: its own locks are not released in forked children.
@@ -116,9 +108,8 @@ fn device_memory_has_no_address() {
 fn examples_run() {
     let folder = tempfile::tempdir().unwrap();
     for example in ["broadcast", "epoll", "latest_value", "reconnect", "request_reply", "stream"] {
-        let out = folder.path().join(example);
-        compiled("cc", &format!("examples/{example}"), &["-std=gnu11"], &out);
-        run_program(&out, |_| {});
+        let program = compiled("cc", &format!("examples/{example}"), &["-std=gnu11"], folder.path());
+        run_program(&program, |_| {});
     }
     assert_eq!(std::fs::read_dir(format!("{HERE}/examples")).unwrap().count(), 6, "each example is run");
 }
@@ -126,7 +117,7 @@ fn examples_run() {
 #[test]
 fn pkg_config_finds_the_installed_libraries() {
     let prefix = tempfile::tempdir().unwrap();
-    succeed(Command::new(format!("{HERE}/install")).arg(prefix.path()).arg(libraries()));
+    succeed(Command::new(format!("{HERE}/install")).arg(prefix.path()).arg(built()));
     let ask = |what: &[&str], library: &str| {
         let mut command = Command::new("pkg-config");
         command.args(what).arg(library).env("PKG_CONFIG_PATH", prefix.path().join("lib/pkgconfig"));

@@ -159,7 +159,7 @@ fn nvipc_consumer_compiles_and_links_unchanged() {
     std::fs::create_dir(&built).unwrap();
     for name in ["libshmesh_nvipc.so", "libshmesh_nvipc.a"] {
         std::os::unix::fs::symlink(libraries().join(name), built.join(name)).unwrap();
-        std::os::unix::fs::symlink(libraries().join(name), built.join(name.replace("_nvipc", ""))).unwrap();
+        std::os::unix::fs::symlink(libraries().join(name), built.join(name.replace("_nvipc", "_c"))).unwrap();
     }
     succeed(install.arg(&prefix).arg(&built).env("CFLAGS", "-O1 -Werror"));
     let names = std::fs::read(prefix.join("lib/libnvipc.so")).unwrap();
