@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+// Tests start in the order of their names: those that wait for ten seconds start first.
+mod after_a_restart;
 mod attacks;
+mod beside_a_bad_link;
 mod broker;
 mod broker_model;
 mod device;
@@ -13,11 +16,9 @@ mod lingering;
 mod links;
 mod metrics;
 mod operator;
-mod restarts;
 mod shares;
 mod strangers;
 mod support;
-mod two_links;
 mod unprivileged;
 mod vendors;
 
