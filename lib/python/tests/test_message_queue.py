@@ -405,7 +405,8 @@ def test_a_kept_exception_keeps_no_buffer() -> None:
         assert len(kept) == 20
 
 
-def test_idle_readers_and_a_writer_without_room_do_not_wake_up() -> None:
+@pytest.mark.parametrize("seconds", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_idle_readers_and_a_writer_without_room_do_not_wake_up(seconds: int) -> None:
     mine, other = SPAWN.Pipe()
     with shmesh.MessageQueue(1000, depth=2, readers=1, name="queue") as queue:
         reader = SPAWN.Process(target=attach_and_wait, args=("queue", 0, other))
@@ -414,10 +415,10 @@ def test_idle_readers_and_a_writer_without_room_do_not_wake_up() -> None:
         queue.enqueue("ready")
         assert mine.recv() == "ready"
         time.sleep(0.5)  # it goes to sleep
-        before = switches(reader.pid)
-        time.sleep(3)
-        # One a second is the link's own; a loop that looks twenty times a second would have 60.
-        assert switches(reader.pid) - before < 20
+        before, start = switches(reader.pid), time.monotonic()
+        time.sleep(seconds)
+        # One a second is the link's own; a loop that looks twenty times a second would have 20 a second.
+        assert switches(reader.pid) - before < 7 * (time.monotonic() - start)
         with shmesh.MessageQueue.attach("queue", 1) as slow:
             for number in range(2):
                 queue.enqueue(number, timeout=WATCHDOG)
@@ -425,10 +426,10 @@ def test_idle_readers_and_a_writer_without_room_do_not_wake_up() -> None:
             reader.join()
             with pytest.raises(shmesh.PeerDied, match="reader 0"):
                 queue.enqueue("none", timeout=WATCHDOG)
-            before = switches(os.getpid())
+            before, start = switches(os.getpid()), time.monotonic()
             with pytest.raises(shmesh.Timeout):
-                queue.enqueue("none", timeout=3)
-            assert switches(os.getpid()) - before < 30
+                queue.enqueue("none", timeout=seconds)
+            assert switches(os.getpid()) - before < 10 * (time.monotonic() - start)
             assert slow.dequeue() == 0
 
 

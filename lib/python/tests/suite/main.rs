@@ -120,12 +120,16 @@ fn pytest_with(python: &Path, package: Option<&Path>, selection: &[&str]) -> Res
     if !sidecar.exists() && is_required() {
         return Err(Skipped("device keys take a sidecar: cargo build -p shmesh-sidecar".into()));
     }
+    // Half of the time, a test waits for other processes.
+    let workers = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     let mut pytest = Command::new(python);
     pytest
-        .args(["-m", "pytest", "-n", "auto"])
+        .args(["-m", "pytest", "-n", &workers.to_string()])
         .args(selection)
         .current_dir(here())
-        .env("PYTHONDONTWRITEBYTECODE", "1");
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        // Each of many processes would start threads for algebra that none does.
+        .env("OPENBLAS_NUM_THREADS", "1");
     pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
     if let Some(package) = package {
         pytest.env("PYTHONPATH", package);
