@@ -8,10 +8,10 @@ use std::time::Duration;
 use shmesh::config::PoolId;
 use shmesh::{Link, LinkOptions, Side};
 
+use crate::borrows::Borrows;
 use crate::config::{links, output, shmesh_config_t, text};
 use crate::error::{CallError, argument, guarded, shmesh_error_t, uncancelled};
 use crate::handles::{self, EnterError, HandleTable, interned};
-use crate::message::Borrows;
 use shmesh_error_t::*;
 
 /// The two sides of a link.

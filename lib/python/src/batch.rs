@@ -15,7 +15,9 @@ use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
 use shmesh::config::PoolId;
 
 use crate::error::error;
-use crate::held::{Handle, Loan, Message, Part};
+use crate::handle::Handle;
+use crate::loan::Loan;
+use crate::message::{Message, Part};
 use crate::view;
 
 /// Size of the length field in bytes.

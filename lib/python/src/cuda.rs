@@ -121,7 +121,8 @@ impl GpuMemory {
             let text = format!("{shape:?} items of {bits} bits, where there are {} bytes", memory.size());
             return Err(error("Mismatch", text));
         }
-        Tensor::capsule(py, Arc::clone(&self.region), shape, code, bits, versioned)
+        let location = (memory.address(), memory.device().ordinal());
+        Tensor::capsule(py, Arc::clone(&self.region) as _, location, shape, code, bits, versioned)
     }
 }
 

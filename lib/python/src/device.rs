@@ -9,7 +9,7 @@ use shmesh::client::Mechanism;
 use shmesh::device::{DeviceMemory, HostMemory};
 
 use crate::error::system;
-use crate::memory::{Mapping, MappingOwner, Memory};
+use crate::memory::{Mapping, Memory};
 use crate::session::BrokerSession;
 
 /// Memory that arrays and a session share.
@@ -41,7 +41,7 @@ impl Region {
     fn memory(region: &Arc<Self>) -> Memory {
         let start = region.0.as_ptr();
         let len = usize::try_from(region.0.size()).unwrap_or(0);
-        Memory::over(Mapping::new(start, len, true, None, MappingOwner::Region(Arc::clone(region))))
+        Memory::over(Mapping::new(start, len, true, None, Box::new(Arc::clone(region))))
     }
 }
 

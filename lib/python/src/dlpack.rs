@@ -7,7 +7,6 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::cuda::Region;
 use crate::error::error;
 
 /// The device type `kDLCUDA`.
@@ -47,7 +46,8 @@ struct VersionedTensor {
 
 /// A tensor of either form, with the data that it points to.
 pub(crate) struct Tensor {
-    _region: Arc<Region>,
+    /// The object that keeps the memory mapped.
+    _owner: Arc<dyn Send + Sync>,
     shape: Vec<i64>,
     strides: Vec<i64>,
     unversioned: UnversionedTensor,
@@ -61,7 +61,8 @@ const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 impl Tensor {
     pub(crate) fn capsule(
         py: Python<'_>,
-        region: Arc<Region>,
+        owner: Arc<dyn Send + Sync>,
+        (address, device_id): (u64, c_int),
         shape: Vec<i64>,
         code: u8,
         bits: u8,
@@ -72,9 +73,9 @@ impl Tensor {
             strides[at - 1] = strides[at] * shape[at].max(1);
         }
         let tensor = |shape: *mut i64, strides: *mut i64, ndim| DlTensor {
-            data: region.memory.address() as *mut c_void,
+            data: address as *mut c_void,
             device_type: DL_CUDA,
-            device_id: region.memory.device().ordinal(),
+            device_id,
             ndim,
             code,
             bits,
@@ -101,7 +102,7 @@ impl Tensor {
                 flags: 0,
                 tensor: tensor(null(), null(), ndim),
             },
-            _region: region,
+            _owner: owner,
         });
         let (shape, strides) = (all.shape.as_mut_ptr(), all.strides.as_mut_ptr());
         for tensor in [&mut all.unversioned.tensor, &mut all.versioned.tensor] {

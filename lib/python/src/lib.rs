@@ -8,8 +8,10 @@
 //! | `view.rs` | numpy arrays over memory, and what keeps it |
 //! | `link.rs` | `Link`: a participant of a link |
 //! | `batch.rs` | `Batch` and `BatchLayout`: arrays by name in one message |
-//! | `held.rs` | `Loan` and `Message`: buffers that arrays keep |
-//! | `request.rs` | `PendingReply` and `Request`: requests and replies |
+//! | `handle.rs` | the participant that all of them share |
+//! | `loan.rs`, `message.rs` | `Loan` and `Message`: buffers that arrays keep |
+//! | `pending.rs`, `request.rs` | `PendingReply` and `Request`: a request as its client and its server use it |
+//! | `waiting.rs` | threads that wait, and the end of the interpreter |
 //! | `session.rs` | what sessions with a broker share |
 //! | `device.rs` | `DeviceSession`: device keys |
 //! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and how others use it in place |
@@ -23,13 +25,17 @@ mod device;
 mod dlpack;
 mod error;
 mod fork;
-mod held;
+mod handle;
 mod link;
+mod loan;
 mod memory;
+mod message;
+mod pending;
 mod request;
 mod session;
 mod share;
 mod view;
+mod waiting;
 
 use pyo3::prelude::*;
 
@@ -44,13 +50,17 @@ mod _shmesh {
     #[pymodule_export]
     use crate::device::DeviceSession;
     #[pymodule_export]
-    use crate::held::{Loan, Message};
-    #[pymodule_export]
     use crate::link::Link;
+    #[pymodule_export]
+    use crate::loan::Loan;
     #[pymodule_export]
     use crate::memory::Memory;
     #[pymodule_export]
-    use crate::request::{PendingReply, Request};
+    use crate::message::Message;
+    #[pymodule_export]
+    use crate::pending::PendingReply;
+    #[pymodule_export]
+    use crate::request::Request;
 
     /// Called when the package is imported.
     #[pymodule_init]
@@ -64,13 +74,13 @@ mod _shmesh {
 
     #[pyfunction]
     fn after_fork_in_child() {
-        crate::link::after_fork_in_child();
+        crate::waiting::after_fork_in_child();
         crate::share::after_fork_in_child();
     }
 
     #[pyfunction]
     fn at_exit(py: Python<'_>) {
-        crate::link::at_exit(py);
+        crate::waiting::at_exit(py);
         crate::share::at_exit();
     }
 }

@@ -2,9 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::ThreadId;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use numpy::PyUntypedArray;
@@ -16,98 +14,18 @@ use shmesh_sys::process::{Liveness, ProcessIdentity};
 use crate::batch::{self, Batch, BatchLayout, KnownLayouts};
 use crate::error::{error, forked, of_link, system};
 use crate::fork::ForkGuard;
-use crate::held::{Handle, Loan, Message};
-use crate::request::{PendingReply, Request};
-
-/// How long a wait continues before it checks for signals for Python.
-pub(crate) const SLICE: Duration = Duration::from_millis(100);
-
-/// The thread in which the interpreter ends.
-pub(crate) static ENDING: OnceLock<ThreadId> = OnceLock::new();
-/// Number of threads that wait.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// The handles with which threads wait. Only locked by threads with the interpreter.
-static WAITING_WITH: Mutex<Vec<Arc<Handle>>> = Mutex::new(Vec::new());
-/// How long a wait continues before it checks for signals that another thread got, or that arrived just before it.
-const LOOK_FOR_SIGNALS: Duration = Duration::from_secs(1);
-/// How long the end of the interpreter waits for such threads to detach from their links.
-const LEAVING: Duration = Duration::from_secs(1);
-
-/// Makes threads that wait detach from their links: the interpreter stops them for ever, and they would stay attached.
-pub(crate) fn at_exit(py: Python<'_>) {
-    let _ = ENDING.set(std::thread::current().id());
-    for handle in waiting_with().iter() {
-        handle.stop_waiting();
-    }
-    let start = Instant::now();
-    while WAITING.load(Ordering::Relaxed) > 0 && start.elapsed() < LEAVING {
-        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
-    }
-}
-
-/// Forgets the threads that wait: they belong to the parent.
-pub(crate) fn after_fork_in_child() {
-    WAITING.store(0, Ordering::Relaxed);
-    // They belong to the parent, too: dropped here, they would detach from the parent's links.
-    if let Ok(mut all) = WAITING_WITH.try_lock() {
-        std::mem::forget(std::mem::take(&mut *all));
-    }
-}
-
-fn waiting_with() -> MutexGuard<'static, Vec<Arc<Handle>>> {
-    WAITING_WITH.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A handle with which a thread waits.
-struct WaitingWith(Arc<Handle>);
-
-impl WaitingWith {
-    fn new(handle: Arc<Handle>) -> Self {
-        waiting_with().push(Arc::clone(&handle));
-        Self(handle)
-    }
-
-    /// Number of references to a handle that belong to threads that wait.
-    fn references(handle: &Arc<Handle>) -> usize {
-        2 * waiting_with().iter().filter(|waiting| Arc::ptr_eq(waiting, handle)).count()
-    }
-}
-
-impl Drop for WaitingWith {
-    fn drop(&mut self) {
-        let mut all = waiting_with();
-        let at = all.iter().position(|handle| Arc::ptr_eq(handle, &self.0));
-        let removed = at.map(|at| all.swap_remove(at));
-        drop(all);
-        drop(removed);
-    }
-}
-
-/// Counts a thread that waits, as long as it lives.
-pub(crate) struct WaitCount;
-
-impl WaitCount {
-    pub(crate) fn new() -> Self {
-        WAITING.fetch_add(1, Ordering::Relaxed);
-        Self
-    }
-}
-
-impl Drop for WaitCount {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+use crate::handle::Handle;
+use crate::loan::Loan;
+use crate::message::Message;
+use crate::pending::PendingReply;
+use crate::request::Request;
+use crate::waiting::{LOOK_FOR_SIGNALS, SLICE, WaitCount, WaitingWith, duration_of, is_ending};
 
 /// Seat, side, process, and whether it lives.
 type Seat = (u8, &'static str, u32, Option<bool>);
 
 /// Kind, seat, side, process, and number of missed participants.
 type Event = (&'static str, u8, &'static str, u32, u32);
-
-fn is_ending() -> bool {
-    ENDING.get().is_some_and(|thread| *thread != std::thread::current().id())
-}
 
 /// Whether there are free buffers for a message, with a DATA part in `pool` if it is given. Also true if that cannot be
 /// determined, because sending reports why.
@@ -158,15 +76,6 @@ fn pool_of(name: &str) -> PyResult<PoolId> {
     PoolId::ALL.into_iter().find(|pool| pool.name() == name).ok_or_else(|| {
         let names: Vec<_> = PoolId::ALL.iter().map(|pool| pool.name()).collect();
         error("Invalid", format_args!("no pool is called {name:?}; pools are {}", names.join(", ")))
-    })
-}
-
-pub(crate) fn duration_of(seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
-        error(
-            "Invalid",
-            format_args!("a timeout of {seconds} seconds; pass 0 or more, or None to wait for ever"),
-        )
     })
 }
 

@@ -1,5 +1,6 @@
 //! [`Memory`]: a mapped piece of shared memory, without shape or type.
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,24 +9,18 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
 use pyo3::prelude::*;
 use shmesh_sys::file::{Seals, memfd, reserve};
 use shmesh_sys::{cgroup, errno, sysv};
 
 use crate::error::{error, system};
-use crate::link::duration_of;
 use crate::share::{self, PublishedName};
-use crate::{device, view};
+use crate::view;
+use crate::waiting::duration_of;
 
-/// The object that keeps the bytes mapped.
-#[derive(Debug)]
-#[expect(dead_code, reason = "they are kept, and dropped")]
-pub(crate) enum MappingOwner {
-    Memfd(MmapRaw),
-    SysV(sysv::SysvSegment),
-    Region(Arc<device::Region>),
-}
+/// The object that keeps the bytes mapped, and unmaps them when it is dropped.
+pub(crate) type MappingOwner = Box<dyn Debug + Send + Sync>;
 
 /// Bytes that stay mapped as long as this lives.
 #[derive(Debug)]
@@ -79,7 +74,7 @@ impl Mapping {
         } else {
             options.map_raw_read_only(file.as_raw_fd())
         }?;
-        Ok(Self::new(map.as_mut_ptr(), len, writable, Some(Arc::new(file)), MappingOwner::Memfd(map)))
+        Ok(Self::new(map.as_mut_ptr(), len, writable, Some(Arc::new(file)), Box::new(map)))
     }
 
     /// Maps a memfd from another process.
@@ -203,7 +198,7 @@ impl Memory {
     fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult<Self> {
         let attached = attach_sysv(shmid, key, writable)?;
         let (start, len) = (attached.start(), attached.len());
-        Ok(Self::over(Mapping::new(start, len, writable, None, MappingOwner::SysV(attached))))
+        Ok(Self::over(Mapping::new(start, len, writable, None, Box::new(attached))))
     }
 
     /// Returns the address and token by which one other process can fetch this memory. It is kept until then, even if this

@@ -14,18 +14,6 @@ pub struct SessionId(pub u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FdToken(pub u64);
 
-/// Milliseconds of a clock that never goes back.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Millis(pub u64);
-
-impl Millis {
-    /// So many milliseconds later.
-    #[must_use]
-    pub fn after(self, millis: u64) -> Self {
-        Self(self.0.saturating_add(millis))
-    }
-}
-
 /// A question of the broker about processes: [`Effect::Resolve`], answered with [`Command::Resolved`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Ticket(pub u64);

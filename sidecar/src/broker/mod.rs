@@ -79,6 +79,7 @@
 
 mod admit;
 mod audit;
+mod clock;
 mod close;
 mod command;
 mod digest;
@@ -98,7 +99,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use audit::{Credentials, Op, Outcome, Party, PartyPod, Reason, Record};
-pub use command::{Command, Effect, FdToken, Millis, ProcessId, SessionId, Ticket};
+pub use clock::Millis;
+pub use command::{Command, Effect, FdToken, ProcessId, SessionId, Ticket};
 pub use inspect::Holdings;
 pub use policy::Policy;
 

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh::{Link, LinkOptions, Side};
+use shmesh_nvipc::calls::create_nv_ipc_interface;
 use shmesh_nvipc::config::set_nv_ipc_default_config;
 use shmesh_nvipc::forward::{nvipc_fw_dequeue, nvipc_fw_free, nvipc_fw_start};
-use shmesh_nvipc::instance::create_nv_ipc_interface;
 use shmesh_nvipc::types::{
     NV_IPC_MODULE_PRIMARY, NV_IPC_MODULE_SECONDARY, NV_IPC_TRANSPORT_SHM, nv_ipc_config_t,
     nv_ipc_mempool_size_t, nv_ipc_msg_t, nv_ipc_t,

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use shmesh_nvipc_wire::ArrayQueue;
 
-use crate::calls::guarded;
+use crate::guard::guarded;
 use crate::log::say;
 
 /// The function table of a queue, followed by the queue itself.

@@ -1,7 +1,6 @@
-//! The sixteen functions of an instance.
+//! The creation of an instance, and its sixteen functions.
 
 use std::ffi::{c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -9,12 +8,14 @@ use shmesh_sys::cancel::Uncancelled;
 
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
 use crate::cancel::{self, Step};
-use crate::instance::{Instance, OpenInstance};
+use crate::config;
+use crate::guard::{guarded, unwinding};
+use crate::instance::{self, Instance, OpenInstance};
 use crate::log::{ordinary, say};
 use crate::tap::TapOutcome;
-use crate::types::{nv_ipc_msg_t, nv_ipc_t};
+use crate::types::{nv_ipc_config_t, nv_ipc_msg_t, nv_ipc_t};
 
-pub(crate) const API: nv_ipc_t = nv_ipc_t {
+const API: nv_ipc_t = nv_ipc_t {
     ipc_destroy,
     tx_allocate,
     tx_release,
@@ -32,21 +33,6 @@ pub(crate) const API: nv_ipc_t = nv_ipc_t {
     gdr_memcpy_to_host: memcpy_to_host,
     gdr_memcpy_to_device: memcpy_to_device,
 };
-
-/// Runs `act` and returns `failed`, after a log line, if it panics: nothing may unwind into C.
-pub(crate) fn guarded<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
-    let _uncancelled = Uncancelled::new();
-    unwinding(what, failed, act)
-}
-
-/// As [`guarded`], for calls without a cancellation point other than those that say so.
-#[inline(always)]
-fn unwinding<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| {
-        say!("{what}: failed inside of this library; please report it with the lines above");
-        failed
-    })
-}
 
 #[cold]
 fn refused(what: &str, failure: &Failure) {
@@ -234,6 +220,29 @@ unsafe extern "C" fn ipc_destroy(ipc: *mut nv_ipc_t) -> c_int {
     })
 }
 
+/// Creates an instance: the primary creates or adopts the link, the secondary waits for it and attaches. Returns NULL on
+/// failure.
+///
+/// # Safety
+/// `cfg` is NULL or points to a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn create_nv_ipc_interface(cfg: *mut nv_ipc_config_t) -> *mut nv_ipc_t {
+    guarded("create_nv_ipc_interface", std::ptr::null_mut(), || {
+        // SAFETY: guaranteed by the caller.
+        let Some(config) = (unsafe { cfg.as_mut() }) else {
+            say!("create_nv_ipc_interface: cfg is NULL; fill one by set_nv_ipc_default_config first");
+            return std::ptr::null_mut();
+        };
+        match config::open(config) {
+            Ok((name, backend, primary)) => instance::open(&API, backend, &name, &primary),
+            Err(failure) => {
+                say!("{failure}");
+                std::ptr::null_mut()
+            }
+        }
+    })
+}
+
 unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _options: u32) -> c_int {
     with_message("tx_allocate", ipc, -1, |backend| {
         // SAFETY: NULL or a message, as the header requires.
@@ -371,12 +380,6 @@ unsafe extern "C" fn memcpy_to_device(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn panic_becomes_an_error() {
-        assert_eq!(guarded("a call", -1, || panic!("as a defect of this library would")), -1);
-        assert_eq!(guarded("a call", -1, || 0), 0);
-    }
 
     #[test]
     fn invalid_pool_numbers() {

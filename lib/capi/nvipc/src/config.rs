@@ -13,15 +13,14 @@ use shmesh::{Error, ErrorKind, LinkOptions, Side};
 use shmesh_nvipc_wire::Options as WireOptions;
 
 use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend, present};
-use crate::calls;
-use crate::log::say;
+use crate::guard::guarded;
+use crate::layout::Layout;
+use crate::log::{chain, say};
 use crate::types::*;
 use crate::yaml::{self, FileContent};
 
 /// Limit in seconds for a secondary that waits for its primary. Unset means no limit.
 const TIMEOUT_VARIABLE: &str = "SHMESH_NVIPC_TIMEOUT_S";
-/// `nvipc` or `shmesh`. Takes precedence over a configuration file.
-const LAYOUT_VARIABLE: &str = "SHMESH_NVIPC_LAYOUT";
 /// The helpers access the headers of messages with only an address, so every MSG buffer must have this size.
 const MSG_BYTES_MIN: u32 = 16;
 /// Interval of the log lines of a secondary that waits for its primary.
@@ -33,36 +32,6 @@ static LOADED: Mutex<BTreeMap<String, FileLink>> = Mutex::new(BTreeMap::new());
 
 /// A link, and the layout if the file names one.
 type FileLink = (Option<LinkConfig>, Option<Layout>);
-
-/// The layout of shared memory, or the format of datagrams.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) enum Layout {
-    /// The layout of shmesh.
-    #[default]
-    Shmesh,
-    /// The layout of NVIPC, for an unmodified peer.
-    Nvipc,
-}
-
-impl Layout {
-    pub(crate) fn of(name: &str) -> Option<Self> {
-        match name {
-            "shmesh" => Some(Self::Shmesh),
-            "nvipc" => Some(Self::Nvipc),
-            _ => None,
-        }
-    }
-
-    /// The layout of the environment, else that of the file, else shmesh's.
-    fn chosen(of_file: Option<Self>) -> Result<Self, Failure> {
-        match std::env::var(LAYOUT_VARIABLE) {
-            Ok(name) if !name.is_empty() => Self::of(&name).ok_or_else(|| {
-                Failure::Refused(format!("{LAYOUT_VARIABLE} is {name:?}; set it to nvipc or shmesh"))
-            }),
-            _ => Ok(of_file.unwrap_or_default()),
-        }
-    }
-}
 
 fn loaded(name: &str) -> FileLink {
     let all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,15 +50,6 @@ pub(crate) fn side_of(module: c_int) -> Option<Side> {
         NV_IPC_MODULE_MAC | NV_IPC_MODULE_SECONDARY => Some(Side::Secondary),
         _ => None,
     }
-}
-
-pub(crate) fn text<const N: usize>(value: &str) -> [c_char; N] {
-    let mut out = [0; N];
-    // The last byte stays NUL.
-    for (to, from) in out[..N - 1].iter_mut().zip(value.bytes()) {
-        *to = from.cast_signed() as c_char;
-    }
-    out
 }
 
 /// The text in a fixed array of bytes. `Err` if there is no NUL, or the text is not UTF-8.
@@ -134,7 +94,7 @@ fn default_udp(primary: bool) -> nv_ipc_config_udp_t {
 /// `cfg` is NULL or points to a configuration.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, module_type: c_int) -> c_int {
-    calls::guarded("set_nv_ipc_default_config", -1, || {
+    guarded("set_nv_ipc_default_config", -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("set_nv_ipc_default_config: cfg is NULL; pass one");
@@ -200,7 +160,7 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
     yaml_path: *const c_char,
     module_type: c_int,
 ) -> c_int {
-    calls::guarded("load_nv_ipc_yaml_config", -1, || {
+    guarded("load_nv_ipc_yaml_config", -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("load_nv_ipc_yaml_config: cfg is NULL; pass one");
@@ -233,7 +193,7 @@ pub unsafe extern "C" fn shmesh_nvipc_parse_yaml(
     module_type: c_int,
 ) -> c_int {
     const WHAT: &str = "nv_ipc_parse_yaml_node";
-    calls::guarded(WHAT, -1, || {
+    guarded(WHAT, -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
             say!("{WHAT}: cfg is NULL; pass one");
@@ -279,16 +239,6 @@ fn filled(
     config.debug_configs = debug;
     LOADED.lock().unwrap_or_else(PoisonError::into_inner).insert(name, known);
     0
-}
-
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut all = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        all = format!("{all}: {source}");
-        cause = source.source();
-    }
-    all
 }
 
 fn signed(value: u32) -> i32 {

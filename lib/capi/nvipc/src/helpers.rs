@@ -8,8 +8,9 @@ use shmesh::device::CudaDevice;
 use shmesh::inspect::{BufferState, View};
 
 use crate::backend::Failure;
-use crate::calls::{CallerMessage, guarded, null, with};
+use crate::calls::{CallerMessage, null, with};
 use crate::config;
+use crate::guard::guarded;
 use crate::instance::Instance;
 use crate::log::say;
 use crate::types::*;

@@ -10,8 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::backend::Backend;
-use crate::calls;
-use crate::config;
+use crate::guard::guarded;
 use crate::log::say;
 use crate::tap::{BYTES_MAX, Forward};
 use crate::types::{nv_ipc_config_t, nv_ipc_t};
@@ -98,11 +97,17 @@ fn register() -> MutexGuard<'static, Register> {
     REGISTER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The table, which is made for the first instance.
+static PLACES: OnceLock<Box<[Instance]>> = OnceLock::new();
+
 fn places() -> &'static [Instance] {
-    static PLACES: OnceLock<Box<[Instance]>> = OnceLock::new();
+    PLACES.get().map_or(&[], |places| places)
+}
+
+fn places_for(api: &nv_ipc_t) -> &'static [Instance] {
     PLACES.get_or_init(|| {
         let place = |_| Instance {
-            api: calls::API,
+            api: *api,
             open: RwLock::new(None),
             config: ConfigCell(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
         };
@@ -167,8 +172,13 @@ impl Instance {
     }
 }
 
-/// Stores a backend in a free entry.
-fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut nv_ipc_t {
+/// Stores a backend in a free entry. `api` has the functions of an instance, the same for all.
+pub(crate) fn open(
+    api: &nv_ipc_t,
+    backend: Arc<dyn Backend>,
+    name: &str,
+    config: &nv_ipc_config_t,
+) -> *mut nv_ipc_t {
     let mut register = register();
     let start = register.next;
     let free = (0..MAX_INSTANCES).map(|i| (start + i) % MAX_INSTANCES).find(|&i| register.taken[i].is_none());
@@ -183,7 +193,7 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     register.turns += 1;
     let turn = register.turns;
     register.taken[place] = Some((name.to_owned(), turn));
-    let instance = &places()[place];
+    let instance = &places_for(api)[place];
     // SAFETY: the entry is free, so no caller has its address since it was destroyed.
     unsafe { instance.config().write(*config) };
     let forward = Forward::new(BYTES_MAX);
@@ -195,36 +205,13 @@ fn open(backend: Arc<dyn Backend>, name: &str, config: &nv_ipc_config_t) -> *mut
     instance.handle()
 }
 
-/// Creates an instance: the primary creates or adopts the link, the secondary waits for it and attaches. Returns NULL on
-/// failure.
-///
-/// # Safety
-/// `cfg` is NULL or points to a configuration.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn create_nv_ipc_interface(cfg: *mut nv_ipc_config_t) -> *mut nv_ipc_t {
-    calls::guarded("create_nv_ipc_interface", std::ptr::null_mut(), || {
-        // SAFETY: guaranteed by the caller.
-        let Some(config) = (unsafe { cfg.as_mut() }) else {
-            say!("create_nv_ipc_interface: cfg is NULL; fill one by set_nv_ipc_default_config first");
-            return std::ptr::null_mut();
-        };
-        match config::open(config) {
-            Ok((name, backend, primary)) => open(backend, &name, &primary),
-            Err(failure) => {
-                say!("{failure}");
-                std::ptr::null_mut()
-            }
-        }
-    })
-}
-
 /// Returns the instance with this name, or with NULL the one that was created first. Returns NULL if there is none.
 ///
 /// # Safety
 /// `prefix` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nv_ipc_get_instance(prefix: *const c_char) -> *mut nv_ipc_t {
-    calls::guarded("nv_ipc_get_instance", std::ptr::null_mut(), || {
+    guarded("nv_ipc_get_instance", std::ptr::null_mut(), || {
         let wanted = if prefix.is_null() {
             None
         } else {

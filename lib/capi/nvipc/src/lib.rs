@@ -5,13 +5,15 @@
 //! | `types.rs` | structures and constants of `include/nv_ipc.h` |
 //! | `config.rs` | default configurations, creation of links from a configuration |
 //! | `yaml.rs` | settings of files that a link's configuration does not have |
+//! | `layout.rs` | whether a link has shmesh's layout or NVIPC's |
 //! | `instance.rs` | the instances of this process, found by address and by name |
-//! | `calls.rs` | the sixteen functions of an instance |
+//! | `calls.rs` | the creation of an instance, and its sixteen functions |
 //! | `helpers.rs` | the other functions of NVIPC |
 //! | `tap.rs`, `forward.rs` | copies of messages for a third reader, and NVIPC's functions for it |
 //! | `array_queue.rs` | NVIPC's queue for programs that use it by itself; the other helpers are in `c/` |
 //! | `backend/` | the transports |
 //! | `cancel.rs` | waits of threads that may be cancelled |
+//! | `guard.rs` | no panic unwinds into C |
 //! | `log.rs` | one log line per failure, rate-limited |
 //!
 //! Nothing here ends the process or unwinds into the caller. A function that fails returns -1 or NULL and writes a line
@@ -21,12 +23,14 @@
 
 pub mod array_queue;
 pub mod backend;
-mod calls;
+pub mod calls;
 mod cancel;
 pub mod config;
 pub mod forward;
+mod guard;
 pub mod helpers;
 pub mod instance;
+mod layout;
 mod log;
 pub mod tap;
 pub mod types;

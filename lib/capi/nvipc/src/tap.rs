@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+pub use crate::backend::CopiedMessage;
 use crate::backend::{Backend, Buffers, Failure, Fields, PoolId};
 use crate::cancel::SLICE;
 use crate::types::{NVIPC_MAX_CELL_ID, NVIPC_MAX_MSG_ID, nv_ipc_debug_config_t};
@@ -22,69 +23,6 @@ const SHARE: usize = 3;
 /// Limit of the tap in bytes, unless a single message is longer. The reader may be gone, and the process has a memory
 /// limit.
 pub(crate) const BYTES_MAX: usize = 64 << 20;
-
-/// A copied message that only its reader can change. Its parts are aligned for any type.
-#[derive(Debug)]
-pub struct CopiedMessage {
-    fields: Fields,
-    msg: Vec<u128>,
-    data: Option<Vec<u128>>,
-}
-
-/// Copies a part. Returns `None` if memory is short. The helpers read 16 bytes of a MSG part, whatever its length says.
-///
-/// # Safety
-/// As for [`CopiedMessage::of`].
-unsafe fn part(from: NonNull<u8>, len: u32) -> Option<Vec<u128>> {
-    let len = len as usize;
-    let words = len.div_ceil(size_of::<u128>()).max(1);
-    let mut part = Vec::<u128>::new();
-    part.try_reserve_exact(words).ok()?;
-    let to = part.as_mut_ptr().cast::<u8>();
-    // SAFETY: `len` bytes are valid, as the caller guarantees, and the vector has room for them. With the padding of the
-    // last word, all bytes of `words` are written.
-    unsafe {
-        to.copy_from_nonoverlapping(from.as_ptr(), len);
-        to.add(len).write_bytes(0, words * size_of::<u128>() - len);
-        part.set_len(words);
-    }
-    Some(part)
-}
-
-impl CopiedMessage {
-    /// Copies the parts. Returns `None` if memory is short. A DATA part that no CPU can read is left out.
-    ///
-    /// # Safety
-    /// `buffers` must have as many valid bytes as `fields` says, and they must not be written meanwhile.
-    pub(crate) unsafe fn of(mut fields: Fields, buffers: Buffers) -> Option<Self> {
-        let data = buffers.data.filter(|_| fields.data_pool.is_some_and(|pool| !pool.is_device()));
-        if data.is_none() {
-            (fields.data_pool, fields.data_len) = (None, 0);
-        }
-        // SAFETY: guaranteed by the caller.
-        let msg = unsafe { part(buffers.msg, fields.msg_len) }?;
-        let data = match data {
-            // SAFETY: guaranteed by the caller.
-            Some(data) => Some(unsafe { part(data, fields.data_len) }?),
-            None => None,
-        };
-        Some(Self { fields, msg, data })
-    }
-
-    fn buffers(&mut self) -> Buffers {
-        let first = |part: &mut Vec<u128>| NonNull::from(part.as_mut_slice()).cast();
-        Buffers { msg: first(&mut self.msg), data: self.data.as_mut().map(first) }
-    }
-
-    fn bytes(&self) -> usize {
-        (self.msg.len() + self.data.as_ref().map_or(0, Vec::len)) * size_of::<u128>()
-    }
-
-    /// The pools whose share of the tap it uses.
-    fn pools(&self) -> impl Iterator<Item = PoolId> + use<> {
-        [Some(PoolId::CpuMsg), self.fields.data_pool].into_iter().flatten()
-    }
-}
 
 /// The ids that pass the filter; `None` for all, including ids that a filter cannot name.
 type IdFilter = Option<[bool; NVIPC_MAX_MSG_ID]>;

@@ -320,3 +320,13 @@ const _: () = {
     assert!(offset_of!(nv_ipc_config_t, debug_configs) == 160);
     assert!(size_of::<sfn_slot_t>() == 4);
 };
+
+/// A text in an array of C, cut to its size.
+pub(crate) fn text<const N: usize>(value: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    // The last byte stays NUL.
+    for (to, from) in out[..N - 1].iter_mut().zip(value.bytes()) {
+        *to = from.cast_signed() as c_char;
+    }
+    out
+}

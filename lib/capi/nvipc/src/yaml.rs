@@ -7,8 +7,9 @@ use std::path::Path;
 use serde::Deserialize;
 use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
 
-use crate::config::{Layout, chain, text};
-use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t};
+use crate::layout::Layout;
+use crate::log::chain;
+use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t, text};
 
 /// The content of a file.
 pub(crate) enum FileContent {

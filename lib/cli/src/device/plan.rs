@@ -6,23 +6,9 @@ use serde_json::{Value, json};
 use super::CheckArgs;
 use super::finding::{CheckReport, CheckResult, CheckStatus, Verdict};
 use super::pair::DriverProcess;
-use super::steps::{name, without_the_driver};
+use super::steps::{MIB, Plan, name, without_the_driver};
 use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
-
-pub(super) const MIB: u64 = 1 << 20;
-
-/// One step: what was seen, in words and numbers, and how that is.
-pub(super) type StepResult = Result<(CheckStatus, String, Value)>;
-
-pub(super) struct Plan<'a> {
-    pub(super) args: &'a CheckArgs,
-    /// The most memory to take at once.
-    pub(super) most: u64,
-    /// The device's piece of memory.
-    pub(super) piece: u64,
-    pub(super) findings: Vec<CheckResult>,
-}
 
 /// Tries all of it.
 pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
@@ -65,14 +51,6 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
 }
 
 impl Plan<'_> {
-    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) {
-        let (status, shown, value) = act(self).unwrap_or_else(|error| {
-            let text = format!("{error:#}");
-            (CheckStatus::Fail, text.clone(), json!({ "error": text }))
-        });
-        self.findings.push(CheckResult { id: id.to_owned(), status, shown, value });
-    }
-
     /// What the device is called, or why there is none.
     fn probe(&mut self) -> Result<std::result::Result<String, String>> {
         let (device, uuid, driver, granularity, free, all, missing, attributes, ascend) =

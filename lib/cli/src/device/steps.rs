@@ -2,14 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
+use super::CheckArgs;
 use super::finding::{CheckResult, CheckStatus};
 use super::pair::{DriverProcess, Pair, wrong_words};
-use super::plan::{Plan, StepResult};
 use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
+
+pub(super) const MIB: u64 = 1 << 20;
+
+/// One step: what was seen, in words and numbers, and how that is.
+pub(super) type StepResult = Result<(CheckStatus, String, Value)>;
+
+pub(super) struct Plan<'a> {
+    pub(super) args: &'a CheckArgs,
+    /// The most memory to take at once.
+    pub(super) most: u64,
+    /// The device's piece of memory.
+    pub(super) piece: u64,
+    pub(super) findings: Vec<CheckResult>,
+}
 
 /// Memory that was let go is free within this time, or it is kept somewhere.
 const FREE_WITHIN: Duration = Duration::from_secs(30);
@@ -60,6 +74,14 @@ pub(super) fn without_the_driver() -> StepResult {
 }
 
 impl Plan<'_> {
+    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) {
+        let (status, shown, value) = act(self).unwrap_or_else(|error| {
+            let text = format!("{error:#}");
+            (CheckStatus::Fail, text.clone(), json!({ "error": text }))
+        });
+        self.findings.push(CheckResult { id: id.to_owned(), status, shown, value });
+    }
+
     pub(super) fn exact(&self, size: u64) -> StepResult {
         let pair = Pair::start(&[])?;
         let offer = pair.make(Transfer::Vmm, size)?;

@@ -14,7 +14,7 @@ use shmesh::Side;
 use shmesh::config::{PoolConfig, PoolId};
 use shmesh_sys::file::Locked;
 
-use super::{Buffers, RecoveryStats};
+use super::Buffers;
 use crate::exchange::Peer;
 use crate::held::{DataBuffer, DataOfMsg, HeldBuffers};
 use crate::layout::{
@@ -87,6 +87,17 @@ impl Pool {
             max,
         })
     }
+}
+
+/// Totals of what was recovered from secondaries that ended.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct RecoveryStats {
+    /// Number of secondaries that ended.
+    pub peers: u64,
+    /// MSG buffers that they held.
+    pub msg_buffers: u64,
+    /// DATA buffers that they held.
+    pub data_buffers: u64,
 }
 
 /// The state of an endpoint that its calls share with its service thread.

@@ -29,9 +29,9 @@ use crate::layout::{
 };
 use crate::queue::Queue;
 use crate::{Error, Result};
+pub use link::RecoveryStats;
 use link::{Pool, Shared};
 pub use open::Options;
-pub use recover::RecoveryStats;
 
 /// Addresses of the buffers of one message.
 ///

@@ -18,17 +18,6 @@ use shmesh::config::PoolId;
 use super::link::Shared;
 use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES};
 
-/// Totals of what was recovered from secondaries that ended.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct RecoveryStats {
-    /// Number of secondaries that ended.
-    pub peers: u64,
-    /// MSG buffers that they held.
-    pub msg_buffers: u64,
-    /// DATA buffers that they held.
-    pub data_buffers: u64,
-}
-
 impl Shared {
     /// Recovers what the secondary left. It must have ended.
     pub(super) fn recover(&self) {

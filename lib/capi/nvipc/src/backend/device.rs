@@ -8,7 +8,7 @@ use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked}
 use shmesh::{Link, Loan, Message, Side};
 
 use super::{Failure, PoolId, Result, failed};
-use crate::log::say;
+use crate::log::{chain, say};
 
 /// Interval at which a secondary checks whether the primary has created the memory.
 const LOOK: Duration = Duration::from_millis(2);
@@ -83,7 +83,7 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
     let lock = |pool| match PageLocked::of(&gpu, link, pool) {
         Ok(locked) => Some(locked),
         Err(error) => {
-            say!("{}", crate::config::chain(&error));
+            say!("{}", chain(&error));
             None
         }
     };

@@ -19,8 +19,10 @@ use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::device::{self, DeviceMemory, DevicePools, Maker};
-use super::{Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep, failed};
-use crate::tap::CopiedMessage;
+use super::{
+    Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep,
+    failed,
+};
 
 /// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
 const SEARCH: Duration = Duration::from_millis(10);

@@ -10,7 +10,9 @@
 //! | `device.rs` | their device pools |
 //! | `wire.rs` | links in NVIPC's layout, whose peer may be NVIPC |
 //! | `udp.rs` | datagrams to another node |
+//! | `copied.rs` | copies of messages for a tap |
 
+mod copied;
 mod device;
 mod link;
 mod udp;
@@ -23,7 +25,8 @@ use std::sync::Arc;
 
 use shmesh::{Error, ErrorKind};
 
-use crate::tap::CopiedMessage;
+use crate::log::chain;
+pub use copied::CopiedMessage;
 pub(crate) use device::{Maker, present};
 pub use link::LinkBackend;
 pub use shmesh::config::PoolId;
@@ -62,13 +65,7 @@ fn failed(error: &Error) -> Failure {
     if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
         return Failure::Exhausted(*pool, *len);
     }
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    Failure::Refused(text)
+    Failure::Refused(chain(error))
 }
 
 /// The result type of backends.

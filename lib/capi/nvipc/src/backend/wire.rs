@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
-use super::{Agrees, Backend, Buffers, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
+use super::{
+    Agrees, Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PoolId, ReceivedMessage, Result,
+    Sleep,
+};
 use crate::log::say;
-use crate::tap::CopiedMessage;
 
 /// An endpoint on a link in NVIPC's layout.
 #[derive(Debug)]
