@@ -33,6 +33,8 @@ use crate::file;
 pub const MARK: u32 = libc::S_ISVTX;
 /// The bytes that leases lock: the first one is shared by all who may read, an opening that may only write has one of the others.
 pub const BYTES: Range<u64> = 1 << 62..(1 << 62) + (1 << 31);
+/// Those of [`BYTES`] that no lease locks: they are for what a kind of file has beside leases, as attachments of System V segments.
+pub const ATTACHMENTS: Range<u64> = BYTES.end - (1 << 24)..BYTES.end;
 
 /// Bits that a marked file does not have, so that `chmod -R 1777` on a directory marks nothing.
 const EXECUTE: u32 = 0o111;
@@ -77,7 +79,7 @@ pub fn take(fd: &impl AsFd) -> io::Result<bool> {
 
 /// An opening that may not read cannot share a lock, so it has a byte of its own.
 fn take_to_write(fd: &impl AsFd) -> io::Result<bool> {
-    let others = BYTES.end - BYTES.start - 1;
+    let others = ATTACHMENTS.start - BYTES.start - 1;
     // Any start will do, as long as processes rarely have the same.
     let start = u64::from(std::process::id()) << 8 | u64::from(fd.as_fd().as_raw_fd().unsigned_abs() & 0xFF);
     for step in 0..MAX_BYTES_TRIED {

@@ -1,0 +1,288 @@
+// POSIX shared memory and files of the IPC directory, in one process and its children.
+#include "check.h"
+
+static void modes(void) {
+    umask(022);
+    int fd = WORKS(shm_open("/secret", O_CREAT | O_EXCL | O_RDWR, 0600));
+    CHECK(mode_of("secret") == 01660);
+    CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    // As the C library says it.
+    CHECK((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR);
+    WORKS(fchmod(fd, 0600));
+    CHECK(mode_of("secret") == 01660);
+    WORKS(chmod(path_of("secret"), 0644));
+    CHECK(mode_of("secret") == 01664);
+    close(fd);
+    fd = WORKS(shm_open("open", O_CREAT | O_RDONLY, 0777));
+    CHECK(mode_of("open") == 01664);
+    close(fd);
+    umask(077);
+    fd = WORKS(open(path_of("file"), O_CREAT | O_RDWR, 0666));
+    CHECK(mode_of("file") == 01660);
+    // The name is the program's, also where others look.
+    char link[64], name[4096] = {0};
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    CHECK(readlink(link, name, sizeof name - 1) > 0 && strcmp(name, path_of("file")) == 0);
+    close(fd);
+    // A file that is only written is for a later reader, and stays when it is closed.
+    fd = WORKS(creat(path_of("written"), 0600));
+    CHECK(write(fd, "x", 1) == 1 && mode_of("written") == 0660);
+    close(fd);
+    fd = WORKS(openat(AT_FDCWD, path_of("script"), O_CREAT | O_WRONLY | O_TRUNC, 0755));
+    CHECK(mode_of("script") == 0770 - 0010);
+    close(fd);
+    fd = WORKS(open64(path_of("written"), O_RDWR));
+    char byte;
+    CHECK(read(fd, &byte, 1) == 1 && byte == 'x' && mode_of("written") == 0660);
+    close(fd);
+    for (const char **name = (const char *[]){"secret", "open", "file", "written", "script", NULL}; *name; name++) {
+        WORKS(shm_unlink(*name));
+    }
+    umask(022);
+}
+
+static void other_paths(void) {
+    char dir[] = "/tmp/shmesh-posix-XXXXXX", path[4200];
+    CHECK(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/file", dir);
+    int fd = WORKS(open(path, O_CREAT | O_RDWR, 0600));
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0 && (found.st_mode & 07777) == 0600);
+    // Sparse: elsewhere nothing is reserved.
+    WORKS(ftruncate(fd, 1 << 20));
+    CHECK(fstat(fd, &found) == 0 && found.st_blocks == 0);
+    close(fd);
+    unlink(path);
+    rmdir(dir);
+    // A path that leaves the directory is not below it.
+    snprintf(path, sizeof path, "%s/../shmesh-posix-elsewhere", directory());
+    fd = WORKS(open(path, O_CREAT | O_RDWR, 0600));
+    CHECK(fstat(fd, &found) == 0 && (found.st_mode & 07777) == 0600);
+    close(fd);
+    unlink(path);
+    // Subdirectories are below.
+    CHECK(mkdir(path_of("sub"), 0700) == 0);
+    close(WORKS(open(path_of("sub/file"), O_CREAT | O_RDWR, 0600)));
+    CHECK(mode_of("sub/file") == 01660);
+    unlink(path_of("sub/file"));
+    CHECK(rmdir(path_of("sub")) == 0);
+    FAILS(open(path_of("none/file"), O_CREAT | O_RDWR, 0600), ENOENT);
+    FAILS(open(path_of("none"), O_RDWR), ENOENT);
+    const char *volatile nothing = NULL;
+    FAILS(open(nothing, O_RDWR), EFAULT);
+    // Links: followed by open, refused by shm_open.
+    close(WORKS(open(path_of("target"), O_CREAT | O_RDWR, 0600)));
+    CHECK(symlink("target", path_of("link")) == 0 && symlink("nothing", path_of("dangling")) == 0);
+    close(WORKS(open(path_of("link"), O_RDWR)));
+    FAILS(shm_open("link", O_RDWR, 0), ELOOP);
+    FAILS(open(path_of("link"), O_CREAT | O_EXCL | O_RDWR, 0600), EEXIST);
+    close(WORKS(open(path_of("dangling"), O_CREAT | O_RDWR, 0600)));
+    CHECK(exists("nothing"));
+    unlink(path_of("nothing"));
+    unlink(path_of("dangling"));
+    unlink(path_of("link"));
+    unlink(path_of("target"));
+}
+
+static long blocks(int fd) {
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0);
+    return found.st_blocks * 512;
+}
+
+static long size(int fd) {
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0);
+    return found.st_size;
+}
+
+static void sizes(void) {
+    int fd = WORKS(shm_open("/size", O_CREAT | O_EXCL | O_RDWR, 0600));
+    WORKS(ftruncate(fd, 100000));
+    CHECK(size(fd) == 100000 && blocks(fd) == 102400);
+    char *memory = mmap(NULL, 200000, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(memory != MAP_FAILED);
+    memset(memory, 7, 100000);
+    WORKS(ftruncate(fd, 5000));
+    CHECK(size(fd) == 5000 && blocks(fd) == 8192);
+    WORKS(ftruncate64(fd, 150000));
+    CHECK(size(fd) == 150000 && blocks(fd) == 151552);
+    // Zeroes where it was cut.
+    CHECK(memory[4999] == 7 && memory[5000] == 0 && memory[99999] == 0);
+    CHECK(posix_fallocate(fd, 0, 160000) == 0 && size(fd) == 160000);
+    FAILS(ftruncate(fd, -1), EINVAL);
+    int reader = WORKS(shm_open("/size", O_RDONLY, 0));
+    FAILS(ftruncate(reader, 200000), EINVAL);
+    FAILS(ftruncate(9999, 1), EBADF);
+    // Unlinked while it is mapped.
+    WORKS(shm_unlink("/size"));
+    memory[0] = 9;
+    CHECK(memory[0] == 9);
+    FAILS(shm_unlink("/size"), ENOENT);
+    FAILS(shm_open("/size", O_RDWR, 0), ENOENT);
+    munmap(memory, 200000);
+    close(reader);
+    close(fd);
+}
+
+static void locks(void) {
+    // Two processes that lock whole files, as if there were no leases.
+    int fd = WORKS(open(path_of("locked"), O_CREAT | O_RDWR, 0600));
+    pid_t child = fork();
+    if (child == 0) {
+        int own = open(path_of("locked"), O_RDWR);
+        struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        CHECK(fcntl(own, F_OFD_SETLK, &whole) == 0);
+        struct flock other = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        CHECK(fcntl(fd, F_OFD_GETLK, &other) == 0 && other.l_type == F_WRLCK && other.l_start == 0);
+        other.l_pid = 0;
+        FAILS(fcntl(fd, F_OFD_SETLK, &other), EAGAIN);
+        whole.l_type = F_UNLCK;
+        CHECK(fcntl(own, F_OFD_SETLK, &whole) == 0);
+        other = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_END, .l_start = 0};
+        CHECK(fcntl(fd, F_OFD_GETLK, &other) == 0 && other.l_type == F_UNLCK && other.l_whence == SEEK_END && other.l_len == 0);
+        CHECK(lockf(own, F_LOCK, 0) == 0 && lockf(own, F_TEST, 0) == 0 && lockf(own, F_ULOCK, 0) == 0);
+        CHECK(fcntl(own, F_SETLKW, &(struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 3}) == 0);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    // Our lease is still there: unlocking everything does not touch it.
+    CHECK(fcntl(fd, F_OFD_SETLK, &(struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET}) == 0);
+    int other = open(path_of("locked"), O_RDWR);
+    struct flock lease = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1L << 62, .l_len = 1};
+    close(other);
+    CHECK(fcntl(fd, F_GETLK, &lease) == 0 && lease.l_type == F_RDLCK);
+    unlink(path_of("locked"));
+    close(fd);
+}
+
+static void semaphores(void) {
+    FAILS(sem_open("/sem", 0) == SEM_FAILED ? -1 : 0, ENOENT);
+    sem_t *one = sem_open("/sem", O_CREAT | O_EXCL, 0600, 2);
+    CHECK(one != SEM_FAILED && mode_of("sem.sem") == 01660);
+    FAILS(sem_open("/sem", O_CREAT | O_EXCL, 0600, 2) == SEM_FAILED ? -1 : 0, EEXIST);
+    FAILS(sem_open("/other", O_CREAT, 0600, 1U << 31) == SEM_FAILED ? -1 : 0, EINVAL);
+    sem_t *same = sem_open("sem", O_CREAT, 0600, 5);
+    int value;
+    CHECK(same == one && sem_getvalue(one, &value) == 0 && value == 2);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK(sem_wait(one) == 0 && sem_wait(one) == 0 && sem_trywait(one) == -1 && errno == EAGAIN);
+        CHECK(sem_post(one) == 0);
+        // The child has both, and closes its own.
+        CHECK(sem_close(same) == 0 && sem_close(one) == 0);
+        FAILS(sem_close(one), EINVAL);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(sem_getvalue(one, &value) == 0 && value == 1);
+    WORKS(sem_unlink("/sem"));
+    FAILS(sem_unlink("/sem"), ENOENT);
+    sem_t *new = sem_open("/sem", O_CREAT, 0600, 9);
+    CHECK(new != SEM_FAILED && new != one && sem_getvalue(new, &value) == 0 && value == 9);
+    CHECK(sem_close(one) == 0 && sem_close(one) == 0 && sem_close(new) == 0);
+    close(WORKS(open(path_of("sem.short"), O_CREAT | O_RDWR, 0600)));
+    FAILS(sem_open("/short", 0) == SEM_FAILED ? -1 : 0, EINVAL);
+    sem_unlink("/short");
+    sem_unlink("/sem");
+}
+
+// Eight processes that create one name: one of them does, and all others open what it made.
+static void races(void) {
+    int gate[2], winners[2];
+    CHECK(pipe(gate) == 0 && pipe(winners) == 0);
+    for (int i = 0; i < 8; i++) {
+        if (fork() == 0) {
+            char byte;
+            close(gate[1]);
+            CHECK(read(gate[0], &byte, 1) == 0);
+            for (int round = 0; round < 50; round++) {
+                char name[32];
+                snprintf(name, sizeof name, "/race-%d", round);
+                int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
+                if (fd >= 0) {
+                    CHECK(write(winners[1], "w", 1) == 1);
+                } else {
+                    CHECK(errno == EEXIST);
+                    fd = shm_open(name, O_CREAT | O_RDWR, 0600);
+                    CHECK(fd >= 0);
+                }
+                struct stat ours, there;
+                CHECK(fstat(fd, &ours) == 0 && stat(path_of(name + 1), &there) == 0 && ours.st_ino == there.st_ino);
+            }
+            _exit(0);
+        }
+    }
+    close(gate[0]);
+    close(gate[1]);
+    for (int i = 0; i < 8; i++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    close(winners[1]);
+    char bytes[1000];
+    CHECK(read(winners[0], bytes, sizeof bytes) == 50);
+    for (int round = 0; round < 50; round++) {
+        char name[32];
+        snprintf(name, sizeof name, "/race-%d", round);
+        WORKS(shm_unlink(name));
+    }
+    close(winners[0]);
+}
+
+// Processes that fork while other threads open and close semaphores and segments.
+static volatile int done;
+
+static void *opener(void *argument) {
+    char name[32];
+    snprintf(name, sizeof name, "/storm-%d", (int)(intptr_t)argument);
+    while (!done) {
+        sem_t *semaphore = sem_open(name, O_CREAT, 0600, 1);
+        CHECK(semaphore != SEM_FAILED && sem_close(semaphore) == 0);
+        int fd = shm_open(name, O_CREAT | O_RDWR, 0600);
+        CHECK(fd >= 0 && close(fd) == 0);
+    }
+    return NULL;
+}
+
+#include <pthread.h>
+
+static void fork_storm(void) {
+    pthread_t threads[2];
+    for (intptr_t i = 0; i < 2; i++) {
+        CHECK(pthread_create(&threads[i], NULL, opener, (void *)i) == 0);
+    }
+    for (int i = 0; i < 100; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            sem_t *semaphore = sem_open("/child", O_CREAT, 0600, 1);
+            CHECK(semaphore != SEM_FAILED && sem_close(semaphore) == 0);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    done = 1;
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    for (const char **name = (const char *[]){"/storm-0", "/storm-1", "/child", NULL}; *name; name++) {
+        shm_unlink(*name);
+        CHECK(sem_unlink(*name) == 0);
+    }
+}
+
+int main(void) {
+    alarm(300);
+    modes();
+    other_paths();
+    sizes();
+    locks();
+    semaphores();
+    races();
+    fork_storm();
+    return 0;
+}

@@ -1,0 +1,28 @@
+// Fills memory until there is no more: with the library an error at ftruncate or shmget, without it a bus error.
+#include "check.h"
+
+int main(int argc, char **argv) {
+    alarm(300);
+    CHECK(argc == 2);
+    long bytes = atol(argv[1]);
+    int fd = shm_open("/room", O_CREAT | O_EXCL | O_RDWR, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, 65536) == 0);
+    if (ftruncate(fd, bytes) != 0) {
+        CHECK(errno == ENOSPC);
+        struct stat found;
+        CHECK(fstat(fd, &found) == 0 && found.st_size == 65536 && found.st_blocks == 128);
+        // What fits is given, and shrinking makes room.
+        CHECK(ftruncate(fd, 131072) == 0 && ftruncate(fd, 4096) == 0);
+        FAILS(shmget(IPC_PRIVATE, bytes, 0600), ENOSPC);
+        int id = shmget(IPC_PRIVATE, 65536, 0600);
+        CHECK(id >= 0 && shmctl(id, IPC_RMID, NULL) == 0);
+        puts("refused");
+        return shm_unlink("/room");
+    }
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(memory != MAP_FAILED);
+    shm_unlink("/room");
+    memset(memory, 1, bytes);
+    puts("filled");
+    return 0;
+}

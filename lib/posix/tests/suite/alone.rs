@@ -1,0 +1,207 @@
+//! Programs of one user in one set of namespaces.
+
+use std::path::Path;
+use std::process::Command;
+
+use shmesh_testing::{files, ipc_dir, is_root, own_process_by, passed};
+
+use crate::program::{compile, left_after_collection, library, output, path, said, with_library};
+
+fn run(program: &str) {
+    let dir = ipc_dir();
+    assert_eq!(said(&mut with_library(path(program), dir.path())), "");
+    assert!(files(dir.path()).is_empty(), "{:?}", files(dir.path()));
+}
+
+#[test]
+fn posix_memory_has_group_bits_reserved_sizes_and_the_c_librarys_errors() {
+    run("memory");
+}
+
+#[test]
+fn system_v_segments_are_files_of_the_directory() {
+    run("sysv");
+}
+
+#[test]
+fn errors_of_names_are_those_of_the_c_library() {
+    let dir = ipc_dir();
+    let with = said(&mut with_library(path("names"), dir.path()));
+    // The C library's directory is fixed; it is left as it was.
+    let without = said(&mut Command::new(path("names")));
+    assert_eq!(with, without);
+    assert!(files(dir.path()).is_empty());
+}
+
+/// The library may not be noticed except by what it is for: these are the functions that it takes the place of. None of them is called
+/// to read, write or wait for memory that is mapped.
+#[test]
+fn no_other_function_is_replaced() {
+    let listed = said(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
+    let mut names: Vec<_> = listed.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    names.sort_unstable();
+    let expected = [
+        "__open64_2",
+        "__open_2",
+        "__openat64_2",
+        "__openat_2",
+        "chmod",
+        "creat",
+        "creat64",
+        "fchmod",
+        "fcntl",
+        "fcntl64",
+        "fopen",
+        "fopen64",
+        "ftruncate",
+        "ftruncate64",
+        "lockf",
+        "lockf64",
+        "open",
+        "open64",
+        "openat",
+        "openat64",
+        "sem_close",
+        "sem_open",
+        "sem_unlink",
+        "shm_open",
+        "shm_unlink",
+        "shmat",
+        "shmctl",
+        "shmdt",
+        "shmget",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn limit_is_an_error_and_not_a_bus_error() {
+    let dir = ipc_dir();
+    let room = |limit: &str, bytes: u64| {
+        let mut command = with_library(path("room"), dir.path());
+        command.env("SHMESH_POSIX_LIMIT", limit).arg(bytes.to_string());
+        said(&mut command)
+    };
+    assert_eq!(room("512Ki", 1 << 20), "refused\n");
+    // Sparse, and far beyond what the machine has.
+    assert_eq!(room("512Ki", 1 << 40), "refused\n");
+    assert_eq!(room("2Mi", 1 << 20), "filled\n");
+    // The files of others count.
+    std::fs::write(dir.path().join("other"), vec![1; 1 << 20]).unwrap();
+    assert_eq!(room("2000Ki", 1 << 20), "refused\n");
+}
+
+#[test]
+fn full_file_system_is_an_error_and_not_a_bus_error() {
+    let dir = ipc_dir();
+    let command = || {
+        let mut command = Command::new("unshare");
+        command.arg("--mount").arg(std::env::current_exe().unwrap()).env("SHMESH_POSIX_IS_BUILT", "1");
+        command
+    };
+    if !is_root() {
+        return;
+    }
+    // The library is built outside.
+    let (library, room) = (library(), path("room"));
+    let ran = own_process_by(command, || {
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).status();
+        assert!(mount.unwrap().success());
+        let mut with = Command::new(&room);
+        with.env("LD_PRELOAD", &library).env("SHMESH_DIR", dir.path()).arg((2 << 20).to_string());
+        assert_eq!(said(&mut with), "refused\n");
+        // What it is without the library: the file system is at the C library's place.
+        assert!(
+            Command::new("mount").arg("--bind").arg(dir.path()).arg("/dev/shm").status().unwrap().success()
+        );
+        let without = output(Command::new(&room).arg((2 << 20).to_string()));
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&without.status), Some(libc::SIGBUS));
+    });
+    if let Some(output) = ran {
+        assert!(passed(&output), "{}", output.status);
+    }
+}
+
+#[test]
+fn names_are_private_where_asked() {
+    let dir = ipc_dir();
+    let create = |name: &str, configure: &dyn Fn(&mut Command)| {
+        let mut command = with_library(path("peer"), dir.path());
+        command.args(["create", name]);
+        configure(&mut command);
+        output(&mut command)
+    };
+    let private = |command: &mut Command| {
+        command.env("SHMESH_POSIX_PRIVATE", "cuda.*,nccl-*-x").env("SHMESH_POSIX_PREFIX", "pod-a.");
+    };
+    for name in ["/cuda.1", "/nccl-7-x", "/nccl-7-y"] {
+        assert!(create(name, &private).status.success());
+    }
+    let expected = [
+        "nccl-7-y",
+        "pod-a.cuda.1",
+        "pod-a.nccl-7-x",
+        "sem.nccl-7-y",
+        "sem.pod-a.cuda.1",
+        "sem.pod-a.nccl-7-x",
+    ];
+    assert_eq!(files(dir.path()), expected);
+    // One line for each mistake, and the program runs.
+    let wrong = create("/plain", &|command| {
+        command
+            .env("SHMESH_POSIX_PRIVATE", "*")
+            .env("SHMESH_POSIX_LIMIT", "much")
+            .env("SHMESH_POSIX_PREFIX", "a/b");
+    });
+    assert!(wrong.status.success() && dir.path().join("plain").exists());
+    let lines = String::from_utf8(wrong.stderr).unwrap();
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(lines.contains("SHMESH_POSIX_LIMIT=much is not a number of bytes"), "{lines}");
+}
+
+#[test]
+fn kept_names_outlive_their_processes() {
+    let dir = ipc_dir();
+    for name in ["/kept-1", "/other"] {
+        let mut command = with_library(path("peer"), dir.path());
+        assert_eq!(said(command.args(["create", name]).env("SHMESH_POSIX_KEEP", "kept-*")), "");
+    }
+    assert_eq!(left_after_collection(dir.path()), ["kept-1", "sem.kept-1"]);
+}
+
+#[test]
+fn static_program_is_not_affected() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("static");
+    compile("peer", &program, &["-static"]);
+    let name = format!("/shmesh-static-{}", std::process::id());
+    let dir = ipc_dir();
+    assert_eq!(said(with_library(&program, dir.path()).args(["create", &name])), "");
+    assert!(files(dir.path()).is_empty());
+    let made = Path::new("/dev/shm").join(name.trim_start_matches('/'));
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&made).unwrap().permissions());
+    assert_eq!(mode & 0o7777, 0o600);
+    for file in [made.clone(), Path::new("/dev/shm").join(format!("sem.{}", name.trim_start_matches('/')))] {
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+/// Debian's own programs, one process each: the second finds what the first made, and a third removes it.
+#[test]
+fn ipcmk_ipcs_and_ipcrm_work_on_the_directory() {
+    let dir = ipc_dir();
+    let run = |program: &str, arguments: &[&str]| {
+        said(with_library(program, dir.path()).args(arguments).env("LC_ALL", "C"))
+    };
+    let made = run("ipcmk", &["--shmem", "123456"]);
+    let id = made.trim().rsplit(' ').next().unwrap();
+    let listed = run("ipcs", &["--shmems"]);
+    let line =
+        listed.lines().find(|line| line.contains(id)).unwrap_or_else(|| panic!("{id} is not in {listed}"));
+    assert!(line.contains("123456") && line.contains(" 644 "), "{line}");
+    let details = run("ipcs", &["--shmems", "--id", id]);
+    assert!(details.contains("bytes=123456"), "{details}");
+    run("ipcrm", &["--shmem-id", id]);
+    assert!(files(dir.path()).is_empty());
+}
