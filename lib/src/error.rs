@@ -509,7 +509,7 @@ pub enum ErrorKind {
         pid: u32,
     },
     /// No link can carry typed messages of this name.
-    #[error("link {link}: the name of a type has 1 to {limit} printable ASCII characters, unlike {name:?}; choose one with `typed_as`", limit = crate::segment::payload_type::NAME_MAX)]
+    #[error("link {link}: the name of a type has 1 to {limit} printable ASCII characters, unlike {name:?}; choose one with `typed_as` or `typed_requests_as`", limit = crate::segment::payload_type::NAME_MAX)]
     TypeName {
         /// Name of the link.
         link: Arc<str>,

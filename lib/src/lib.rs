@@ -15,7 +15,8 @@
 //! ([`Receivers`](config::Receivers)). Small messages [travel in the ring](Link::send_inline). Any participant may be
 //! killed at any instruction without disturbing the others: [`Link::recover`] recovers its buffers.
 //!
-//! [`Link::typed`] makes messages values of one type, or slices of them, and refuses a peer that uses another type.
+//! [`Link::typed`] makes messages values of one type, or slices of them, and refuses a peer that uses another type;
+//! [`Link::typed_requests`] does so for requests and their replies.
 //!
 //! Features: `yaml` reads configurations from files, `cuda` and `ascend` load the drivers of devices, `typed` adds [`TypedLink`] (these
 //! four by default), and `tokio` adds `AsyncLink`, for async tasks.
@@ -65,17 +66,20 @@ mod segment;
 mod sync;
 
 pub use error::{Error, ErrorKind, Result};
-#[cfg(all(feature = "tokio", feature = "typed"))]
-pub use link::AsyncTypedLink;
 #[cfg(feature = "tokio")]
 pub use link::{AsyncLink, AsyncPendingReply, AsyncRequest};
+#[cfg(all(feature = "tokio", feature = "typed"))]
+pub use link::{AsyncTypedLink, AsyncTypedPendingReply, AsyncTypedRequest, AsyncTypedRequests};
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
     OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, RecoveryStats, ReplyError, Request,
     SendError, SharedBytes, WaitOutcome, Waiter,
 };
 #[cfg(feature = "typed")]
-pub use link::{OwnedTypedMessage, Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
+pub use link::{
+    OwnedTypedMessage, OwnedTypedPendingReply, OwnedTypedRequest, Payload, TypedLink, TypedLoan,
+    TypedMessage, TypedPendingReply, TypedRequest, TypedRequests, TypedSendError,
+};
 pub use participant::{MAX_SEATS, Participant, PeerEvent, SeatIndex, SeatWord, Side};
 pub use ring::{INLINE_MAX_BYTES, REPLIES_MAX, REQUEST_INLINE_MAX_BYTES};
 pub use shmesh_sys::process::{Liveness, ProcessIdentity};

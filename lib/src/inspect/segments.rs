@@ -377,11 +377,11 @@ impl View {
         self.header.conduct.notify.then_some(self.header.conduct.spin_us)
     }
 
-    /// The type of its typed messages ([`Link::typed`](crate::Link::typed)), with size and alignment, as printable ASCII; `None` when no
-    /// participant has declared one.
+    /// The type of its typed messages ([`Link::typed`](crate::Link::typed)), with size and alignment, as printable ASCII: of those from
+    /// each side, if they differ. `None` when no participant has declared one.
     #[must_use]
     pub fn payload_type(&self) -> Option<String> {
-        self.core.payload_type().declared().map(|declared| declared.to_string())
+        self.core.declared_types().map(|declared| declared.to_string())
     }
 
     /// The pools of the link.

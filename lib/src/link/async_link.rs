@@ -9,7 +9,7 @@ use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
 use super::async_request::{AsyncPendingReply, AsyncRequest};
-use super::async_room::Room;
+use super::async_room::{Room, lacks_room};
 use super::{Link, Message, OwnedLoan, OwnedMessage};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -78,6 +78,11 @@ impl AsyncLink {
     #[must_use]
     pub fn link(&self) -> &Link {
         &self.link
+    }
+
+    #[cfg(feature = "typed")]
+    pub(super) fn waiter(&self) -> &AsyncWaiter {
+        &self.waiter
     }
 
     /// Waits for the next message.
@@ -294,11 +299,6 @@ impl AsyncLink {
             ready!(self.poll_signals(cx))?;
         }
     }
-}
-
-fn lacks_room(error: &Error) -> bool {
-    use ErrorKind::{Exhausted, Full, InlineExhausted, WindowFull};
-    matches!(error.kind(), Exhausted { .. } | Full { .. } | InlineExhausted { .. } | WindowFull { .. })
 }
 
 impl Stream for AsyncLink {

@@ -8,7 +8,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
-use super::async_room::Room;
+use super::async_room::{Room, lacks_room};
 use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
 use crate::error::{ErrorKind, Result};
 
@@ -159,7 +159,8 @@ impl AsyncRequest {
         .await
     }
 
-    async fn when_there_is_room(
+    /// Retries until the client has taken a reply, and there is a buffer.
+    pub(super) async fn when_there_is_room(
         &mut self,
         mut attempt: impl FnMut(&mut OwnedRequest) -> Result<bool>,
     ) -> Result<bool> {
@@ -171,9 +172,7 @@ impl AsyncRequest {
                     Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => {
                         ready!(self.waiter.poll_signals(cx))?;
                     }
-                    Err(error) if matches!(error.kind(), ErrorKind::InlineExhausted { .. }) => {
-                        ready!(room.poll_pause(cx));
-                    }
+                    Err(error) if lacks_room(&error) => ready!(room.poll_pause(cx)),
                     done => {
                         progress.made_progress();
                         return Poll::Ready(done);

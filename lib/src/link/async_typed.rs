@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use super::typed::name_of;
+use super::typed::{check_value, name_of};
 use super::{AsyncLink, OwnedTypedMessage, Payload};
 use crate::error::Result;
 use crate::segment::payload_type::PayloadType;
@@ -60,7 +60,8 @@ impl<T: Payload + ?Sized> AsyncTypedLink<T> {
     /// As [`TypedLink::receive`](crate::TypedLink::receive).
     pub async fn recv(&mut self) -> Result<OwnedTypedMessage<T>> {
         let message = self.link.recv().await?;
-        self.link.link().typed_message(&self.payload, message)
+        check_value!(T, message.lease(), &self.payload, message)?;
+        Ok(OwnedTypedMessage { message, of: PhantomData })
     }
 
     /// Sends a copy of the value and wakes the other side. Waits while there is no slot or buffer.

@@ -16,9 +16,9 @@ use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
-use crate::segment::payload_type::PayloadTypeLine;
 #[cfg(feature = "typed")]
-use crate::segment::payload_type::{DeclaredType, PayloadType};
+use crate::segment::payload_type::{DeclaredType, PayloadTypes};
+use crate::segment::payload_type::{DeclaredTypes, PayloadTypeLine};
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 #[cfg(feature = "typed")]
 use crate::sync::fence;
@@ -30,7 +30,7 @@ pub(crate) struct Core {
     pub(crate) shape: LinkShape,
     pub(crate) seats: Seats,
     primary: Lines,
-    payload_type: Lines,
+    payload_types: [Lines; 2],
     rings: [Ring; 2],
     /// Pools whose buffers are in host memory. Buffers in device memory have no bytes that this process could access.
     pools: [Option<Pool>; PoolId::COUNT],
@@ -232,7 +232,7 @@ impl Core {
             shape: *shape,
             seats: Seats::new(shm.window(l.seats, SEAT_LINES)?),
             primary: shm.window(l.primary_role, 1)?,
-            payload_type: shm.window(l.payload_type, 1)?,
+            payload_types: [shm.window(l.payload_types[0], 1)?, shm.window(l.payload_types[1], 1)?],
             rings: [ring(0)?, ring(1)?],
             pools: placed,
             on_device,
@@ -385,20 +385,21 @@ impl Core {
         Role(self.primary[0].word(4))
     }
 
-    /// Declares the type of the payload. The type of others is replaced if none of them is attached any more and no message
-    /// waits.
+    /// Declares the payload types of both sides. Those of others are replaced if none of them is attached any more and no
+    /// message waits.
     ///
-    /// `TYPED`: a participant that uses the declared type sets its bit and then reads the fingerprint; one that replaces the
-    /// type sets the fingerprint to 0 and then reads the bits. A sequentially consistent fence stands between the two steps
+    /// `TYPED`: a participant that uses the declared types sets its bit and then reads the fingerprints; one that replaces a
+    /// type sets its fingerprint to 0 and then reads the bits. A sequentially consistent fence stands between the two steps
     /// of each, so at least one of them sees the other, and gives way. So the role only keeps two participants from
-    /// replacing the type at once over and over: none waits for its holder to use the declared type, and an evicted holder
-    /// that resumes does no harm.
+    /// replacing a type at once over and over: none waits for its holder to use the declared types, and an evicted holder
+    /// that resumes does no harm. No participant uses types before both are declared.
     #[cfg(feature = "typed")]
-    pub(crate) fn declare_type(&self, me: &Participant, payload: &PayloadType) -> Result<(), TypeConflict> {
-        // Without the name, an error could not say what is declared, so the declaration is completed below. A bit is only
-        // set for the declared type: participants that declare the first one must not see each other as users.
-        let is_declared = self.payload_type().declared() == Some(DeclaredType::Known(*payload));
-        if is_declared && self.use_type(me, payload) {
+    pub(crate) fn declare_types(&self, me: &Participant, types: &PayloadTypes) -> Result<(), TypeConflict> {
+        // Without the names, an error could not say what is declared, so the declaration is completed below. A bit is only
+        // set for the declared types: participants that declare the first ones must not see each other as users.
+        let is_declared =
+            |side| self.payload_type(side).declared() == Some(DeclaredType::Known(*types.of(side)));
+        if is_declared(Side::Primary) && is_declared(Side::Secondary) && self.use_types(me, types) {
             return Ok(());
         }
         let role = self.type_role();
@@ -408,46 +409,54 @@ impl Core {
             }
             return Err(TypeConflict::Declaring(holder));
         }
-        let declared = self.declare_type_alone(me, payload);
+        let declared = self.declare_types_alone(me, types);
         role.release(me);
         declared
     }
 
     #[cfg(feature = "typed")]
-    fn declare_type_alone(&self, me: &Participant, payload: &PayloadType) -> Result<(), TypeConflict> {
-        let line = self.payload_type();
-        let declared = line.declared_fingerprint();
-        if declared != payload.fingerprint() {
+    fn declare_types_alone(&self, me: &Participant, types: &PayloadTypes) -> Result<(), TypeConflict> {
+        let sides = [Side::Primary, Side::Secondary];
+        let lines = sides.map(|side| (self.payload_type(side), types.of(side)));
+        let seen = lines.map(|(line, payload)| (line, payload, line.declared_fingerprint()));
+        let others = || seen.iter().filter(|(_, payload, declared)| *declared != payload.fingerprint());
+        if others().next().is_some() {
             // If none is declared but used, the participant that was replacing it has died.
-            let check = || self.check_unused(me, declared != 0).inspect_err(|_| line.restore(declared));
+            let check = || {
+                let has_type = others().any(|(.., declared)| *declared != 0);
+                self.check_unused(me, has_type)
+                    .inspect_err(|_| others().for_each(|(line, _, declared)| line.restore(*declared)))
+            };
             check()?;
-            line.withdraw(declared);
+            others().for_each(|(line, _, declared)| line.withdraw(*declared));
             // TYPED
             fence(Ordering::SeqCst);
             check()?;
         }
         // An evicted holder of the role may interfere.
-        if line.declare(payload) && self.use_type(me, payload) {
+        if lines.iter().all(|(line, payload)| line.declare(payload)) && self.use_types(me, types) {
             Ok(())
         } else {
             Err(TypeConflict::Declaring(*me))
         }
     }
 
-    /// Sets the bit of a participant that uses the declared type. Returns `false` if another type is declared, or none.
+    /// Sets the bit of a participant that uses the declared types. Returns `false` if another type is declared, or none.
     #[cfg(feature = "typed")]
-    fn use_type(&self, me: &Participant, payload: &PayloadType) -> bool {
+    fn use_types(&self, me: &Participant, types: &PayloadTypes) -> bool {
         self.typed_seats().fetch_or(me.seat.bit(), Ordering::Relaxed);
         // TYPED
         fence(Ordering::SeqCst);
-        let is_declared = self.payload_type().declared_fingerprint() == payload.fingerprint();
-        if !is_declared {
+        let is_declared =
+            |side| self.payload_type(side).declared_fingerprint() == types.of(side).fingerprint();
+        let are_declared = is_declared(Side::Primary) && is_declared(Side::Secondary);
+        if !are_declared {
             self.typed_seats().fetch_and(!me.seat.bit(), Ordering::Relaxed);
         }
-        is_declared
+        are_declared
     }
 
-    /// Checks that no other participant uses the declared type, and that no message waits if `has_type`.
+    /// Checks that no other participant uses the declared types, and that no message waits if `has_type`.
     #[cfg(feature = "typed")]
     fn check_unused(&self, me: &Participant, has_type: bool) -> Result<(), TypeConflict> {
         // Acquire pairs with the Release of `Endpoint::give_up_type`: what a participant sent before is seen to wait.
@@ -465,9 +474,21 @@ impl Core {
         Ok(())
     }
 
-    /// The line that declares the type of the payload.
-    pub(crate) fn payload_type(&self) -> PayloadTypeLine<'_> {
-        PayloadTypeLine(&self.payload_type[0])
+    /// The line that declares the type of what `side` sends.
+    pub(crate) fn payload_type(&self, side: Side) -> PayloadTypeLine<'_> {
+        PayloadTypeLine(&self.payload_types[usize::from(side == Side::Secondary)][0])
+    }
+
+    /// The payload types that were declared. `None` if none was.
+    pub(crate) fn declared_types(&self) -> Option<DeclaredTypes> {
+        let [of_primary, of_secondary] =
+            [Side::Primary, Side::Secondary].map(|side| self.payload_type(side).declared());
+        of_primary.or(of_secondary).map(|_| DeclaredTypes { of_primary, of_secondary })
+    }
+
+    /// Forgets the payload types. Only while no other participant is attached.
+    pub(crate) fn clear_types(&self) {
+        [Side::Primary, Side::Secondary].into_iter().for_each(|side| self.payload_type(side).clear());
     }
 
     /// Messages in buffers that were sent on a broadcast ring and not freed.

@@ -115,8 +115,8 @@ impl Link {
             temporary.discard(&positions)?;
         }
         keeps_role()?;
-        // Last: what waits has that type.
-        self.core().payload_type().clear();
+        // Last: what waits has those types.
+        self.core().clear_types();
         Ok(())
     }
 }

@@ -5,7 +5,8 @@
 //! | `async_link.rs` | [`AsyncLink`]: a link in tokio tasks (feature `tokio`) |
 //! | `async_bell.rs`, `async_request.rs` | the bell that the tasks of a handle share; [`AsyncPendingReply`] and
 //! [`AsyncRequest`] |
-//! | `async_typed.rs` | [`AsyncTypedLink`]: typed messages in tokio tasks (features `tokio` and `typed`) |
+//! | `async_typed.rs`, `async_typed_request.rs` | [`AsyncTypedLink`] and [`AsyncTypedRequests`]: typed messages and requests in
+//! tokio tasks (features `tokio` and `typed`) |
 //! | `attachment.rs` | the part of a link that all handles of a process share, detaching |
 //! | `bell.rs` | named sockets that wake receivers in poll and epoll |
 //! | `broadcast.rs` | readers of a broadcast ring: counting, waiting for, and evicting them |
@@ -25,7 +26,8 @@
 //! | `owned_request.rs` | [`OwnedPendingReply`] and [`OwnedRequest`], which do not borrow from the link |
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
 //! | `inline_buffers.rs` | buffers for the bytes of received inline messages |
-//! | `typed.rs` | [`TypedLink`]: a link whose messages are values of one type (feature `typed`) |
+//! | `typed.rs`, `typed_request.rs` | [`TypedLink`]: a link whose messages are values of one type; [`TypedRequests`] (feature
+//! `typed`) |
 //! | `wait.rs` | polling, spinning, sleeping; the file descriptor |
 //! | `request.rs`, `request_steps.rs` | requests and replies: the interface, and the steps on shared memory |
 //! | `replies.rs` | the positions of client and server in the replies to a request |
@@ -41,6 +43,8 @@ mod async_request;
 mod async_room;
 #[cfg(all(feature = "tokio", feature = "typed"))]
 mod async_typed;
+#[cfg(all(feature = "tokio", feature = "typed"))]
+mod async_typed_request;
 mod attachment;
 pub(crate) mod bell;
 mod broadcast;
@@ -66,6 +70,8 @@ pub(crate) mod request_steps;
 mod shared_bytes;
 #[cfg(feature = "typed")]
 mod typed;
+#[cfg(feature = "typed")]
+mod typed_request;
 mod wait;
 mod waiter;
 
@@ -96,6 +102,8 @@ pub use async_link::AsyncLink;
 pub use async_request::{AsyncPendingReply, AsyncRequest};
 #[cfg(all(feature = "tokio", feature = "typed"))]
 pub use async_typed::AsyncTypedLink;
+#[cfg(all(feature = "tokio", feature = "typed"))]
+pub use async_typed_request::{AsyncTypedPendingReply, AsyncTypedRequest, AsyncTypedRequests};
 use attachment::Attachment;
 use bell::Cause;
 use core::Core;
@@ -112,6 +120,10 @@ pub use request::{PendingReply, Request};
 pub use shared_bytes::SharedBytes;
 #[cfg(feature = "typed")]
 pub use typed::{OwnedTypedMessage, Payload, TypedLink, TypedLoan, TypedMessage, TypedSendError};
+#[cfg(feature = "typed")]
+pub use typed_request::{
+    OwnedTypedPendingReply, OwnedTypedRequest, TypedPendingReply, TypedRequest, TypedRequests,
+};
 pub use waiter::Waiter;
 
 /// How long participants may take to offer device memory to a new host.

@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+#[cfg(feature = "typed")]
+use super::core::Cell;
 use super::core::DataRef;
 use super::inline_buffers;
 use super::lease::SeatLease;
@@ -14,6 +16,8 @@ use super::message::{Message, ReceivedParts, readable};
 use super::{Link, SharedBytes};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "typed")]
+use crate::pool::owner::DataOwner;
 use crate::pool::owner::MsgOwner;
 use crate::ring::Ring;
 use crate::ring::broadcast::Token;
@@ -243,6 +247,48 @@ fn bytes_mut(_loan: &mut OwnedLoan, Part(start, len): Part) -> &mut [u8] {
 }
 
 impl OwnedLoan {
+    /// Loans a buffer of `pool` with `len` bytes: of the MSG part, or of the DATA part. For a thread that does not have the
+    /// handle, in a pool in host memory.
+    #[cfg(feature = "typed")]
+    pub(super) fn claim(lease: &Arc<SeatLease>, pool: PoolId, len: u32) -> Result<Self> {
+        lease.check_seated()?;
+        let core = lease.core();
+        let exhausted = |pool: PoolId| {
+            let len = core.table(pool as usize).map_or(0, |table| table.len());
+            let len = u32::try_from(len).unwrap_or(u32::MAX);
+            Error::from(ErrorKind::Exhausted { link: lease.link(), pool, len })
+        };
+        let msg = core.msg();
+        let loaned = msg.table.claim(|free| MsgOwner(free).loaned(lease.me.seat).0);
+        let (index, word) = loaned.ok_or_else(|| exhausted(PoolId::CpuMsg))?;
+        let cell = Cell(msg.table.cell(index));
+        cell.clear();
+        let owner = MsgOwner(word);
+        let none = Part(NonNull::dangling(), 0);
+        // Dropped on an error, it frees the MSG buffer.
+        let mut loan = Self {
+            cell: index,
+            owner,
+            buffer: DataRef::NONE,
+            msg: none,
+            data: none,
+            lease: Arc::clone(lease),
+        };
+        let bytes = |start| Part(start, len as usize);
+        if pool == PoolId::CpuMsg {
+            cell.set_msg_len(len);
+            loan.msg = bytes(msg.buffer(index));
+        } else if let Some(data) = core.pool(pool) {
+            let attached = data.table.claim(|free| DataOwner(free).attached(index, owner).0);
+            let (at, _) = attached.ok_or_else(|| exhausted(pool))?;
+            loan.buffer = DataRef::new(pool, at);
+            cell.set_data(loan.buffer);
+            cell.set_data_len(len);
+            loan.data = bytes(data.buffer(at));
+        }
+        Ok(loan)
+    }
+
     pub(super) fn lease(&self) -> &Arc<SeatLease> {
         &self.lease
     }

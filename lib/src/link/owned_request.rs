@@ -105,6 +105,19 @@ fn received(lease: &Arc<SeatLease>, taken: &TakenReply) -> std::result::Result<O
     received.map(|received| OwnedMessage::new(received, lease))
 }
 
+/// Waits for each reply. Ends after the last one, or an error other than [`Corrupt`](ErrorKind::Corrupt).
+impl Iterator for OwnedPendingReply {
+    type Item = Result<OwnedMessage>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.cursor.has_ended() {
+            return None;
+        }
+        let item = self.wait(None);
+        self.cursor.yielded(item)
+    }
+}
+
 impl Drop for OwnedPendingReply {
     fn drop(&mut self) {
         self.cursor.end(&*self.lease, &self.lease);

@@ -17,13 +17,26 @@ pub(super) struct ReplyCursor {
     /// Number of replies taken so far.
     pub(super) taken: u64,
     pub(super) is_over: bool,
+    /// As an iterator it has ended, with an error.
+    pub(super) has_failed: bool,
 }
 
 impl ReplyCursor {
     /// Begins with the first reply.
     #[inline]
     pub(super) fn new(id: RequestId) -> Self {
-        Self { id, taken: 0, is_over: false }
+        Self { id, taken: 0, is_over: false, has_failed: false }
+    }
+
+    /// Whether an iterator of replies has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_over || self.has_failed
+    }
+
+    /// Notes what an iterator of replies yields.
+    pub(super) fn yielded<T>(&mut self, item: Result<Option<T>>) -> Option<Result<T>> {
+        self.has_failed = matches!(&item, Err(error) if !matches!(error.kind(), ErrorKind::Corrupt { .. }));
+        item.transpose()
     }
 
     /// Takes the next reply, if there is one.

@@ -384,8 +384,21 @@ impl<'a> PendingReply<'a> {
     /// Makes the pending reply independent of the link's handle.
     pub fn into_owned(self) -> OwnedPendingReply {
         let borrowed = ManuallyDrop::new(self);
-        let ReplyCursor { id, taken, is_over } = borrowed.cursor;
-        OwnedPendingReply::new(ReplyCursor { id, taken, is_over }, &borrowed.link.lease)
+        let ReplyCursor { id, taken, is_over, has_failed } = borrowed.cursor;
+        OwnedPendingReply::new(ReplyCursor { id, taken, is_over, has_failed }, &borrowed.link.lease)
+    }
+}
+
+/// Waits for each reply. Ends after the last one, or an error other than [`Corrupt`](crate::ErrorKind::Corrupt).
+impl<'a> Iterator for PendingReply<'a> {
+    type Item = Result<Message<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.cursor.has_ended() {
+            return None;
+        }
+        let item = self.wait(None);
+        self.cursor.yielded(item)
     }
 }
 

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::core::TypeConflict;
+use super::core::{Core, TypeConflict};
+use super::lease::SeatLease;
 use super::open::RETRY;
 use super::{Link, Loan, Message, OwnedMessage, SharedBytes};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ring::INLINE_MAX_BYTES;
-use crate::segment::payload_type::{DeclaredType, NAME_MAX, PayloadType};
+use crate::segment::payload_type::{NAME_MAX, PayloadType, PayloadTypes};
 use crate::sync::LINE_BYTES;
 
 /// How long an error waits for the name of the other type, which is written after its fingerprint, and for the recovery of
@@ -165,26 +166,31 @@ impl Link {
     }
 
     pub(super) fn declare_payload<T: Payload + ?Sized>(&self, name: &str) -> Result<PayloadType> {
+        let payload = self.payload_type::<T>(name)?;
+        self.declare(&PayloadTypes::both(payload))?;
+        Ok(payload)
+    }
+
+    /// The type `T` with this name, if the link can carry it.
+    pub(super) fn payload_type<T: Payload + ?Sized>(&self, name: &str) -> Result<PayloadType> {
         self.check_seated()?;
         let link = || self.link();
         if T::ALIGN > LINE_BYTES {
             let (name, align, limit) = (name.to_owned(), T::ALIGN, LINE_BYTES);
             return Err(ErrorKind::TypeAlignment { link: link(), name, align, limit }.into());
         }
-        let limit = self.largest_value().max(INLINE_MAX_BYTES);
+        let limit = largest_value(self.core()).max(INLINE_MAX_BYTES);
         if T::SIZE > limit {
-            return Err(self.type_too_large(name, T::SIZE, limit));
+            return Err(type_too_large(&self.lease, name, T::SIZE, limit));
         }
-        let payload = PayloadType::new(name, T::SIZE, T::ALIGN, T::IS_SLICE)
-            .ok_or_else(|| Error::from(ErrorKind::TypeName { link: link(), name: name.to_owned() }))?;
-        self.declare(&payload)?;
-        Ok(payload)
+        PayloadType::new(name, T::SIZE, T::ALIGN, T::IS_SLICE)
+            .ok_or_else(|| ErrorKind::TypeName { link: link(), name: name.to_owned() }.into())
     }
 
-    fn declare(&self, payload: &PayloadType) -> Result<()> {
+    pub(super) fn declare(&self, types: &PayloadTypes) -> Result<()> {
         let start = Instant::now();
         loop {
-            let Err(conflict) = self.core().declare_type(&self.endpoint.me, payload) else { return Ok(()) };
+            let Err(conflict) = self.core().declare_types(&self.endpoint.me, types) else { return Ok(()) };
             let patience = if let TypeConflict::Declaring(_) = conflict { DECLARING } else { NAMING };
             if start.elapsed() < patience {
                 // A participant that uses the type, or has not received a message, may have died just now.
@@ -200,37 +206,47 @@ impl Link {
                 TypeConflict::Used(other) => Some((other.seat.value(), other.word.pid())),
                 TypeConflict::Waiting => None,
             };
-            let (declared, asked) = (self.declared_type(), payload.to_string());
+            let (declared, asked) = (self.declared_types(), types.to_string());
             return Err(ErrorKind::OtherType { link: self.link(), declared, asked, user }.into());
         }
     }
 
-    /// The type that another participant has declared, perhaps just now.
-    fn declared_type(&self) -> String {
+    /// The types that another participant has declared, perhaps just now.
+    fn declared_types(&self) -> String {
         let start = Instant::now();
         loop {
-            let declared = self.core().payload_type().declared();
-            match declared {
-                Some(DeclaredType::Unnamed { .. }) if start.elapsed() < NAMING => std::thread::sleep(RETRY),
+            match self.core().declared_types() {
+                Some(declared) if !declared.are_known() && start.elapsed() < NAMING => {
+                    std::thread::sleep(RETRY);
+                }
                 Some(declared) => return declared.to_string(),
                 None => return "another type".to_owned(),
             }
         }
     }
+}
 
-    /// The pools that can hold a value, and the size of their buffers.
-    fn value_pools(&self) -> impl Iterator<Item = (PoolId, usize)> {
-        PoolId::ALL.into_iter().filter_map(|pool| Some((pool, self.core().pool(pool)?.buf_size() as usize)))
-    }
+/// The pools that can hold a value, and the size of their buffers.
+fn value_pools(core: &Core) -> impl Iterator<Item = (PoolId, usize)> {
+    PoolId::ALL.into_iter().filter_map(|pool| Some((pool, core.pool(pool)?.buf_size() as usize)))
+}
 
-    fn largest_value(&self) -> usize {
-        self.value_pools().map(|(_, size)| size).max().unwrap_or(0)
-    }
+fn largest_value(core: &Core) -> usize {
+    value_pools(core).map(|(_, size)| size).max().unwrap_or(0)
+}
 
-    #[cold]
-    fn type_too_large(&self, name: &str, size: usize, limit: usize) -> Error {
-        ErrorKind::TypeTooLarge { link: self.link(), name: name.to_owned(), size, limit }.into()
-    }
+/// The pool with the smallest buffers for a value of `len` bytes: the MSG pool, if they fit.
+pub(super) fn pool_for_value(lease: &SeatLease, payload: &PayloadType, len: usize) -> Result<PoolId> {
+    let fitting = value_pools(lease.core()).filter(|&(_, size)| len <= size);
+    let smallest = fitting.min_by_key(|&(pool, size)| (pool != PoolId::CpuMsg, size));
+    smallest
+        .map(|(pool, _)| pool)
+        .ok_or_else(|| type_too_large(lease, &payload.name(), len, largest_value(lease.core())))
+}
+
+#[cold]
+fn type_too_large(lease: &SeatLease, name: &str, size: usize, limit: usize) -> Error {
+    ErrorKind::TypeTooLarge { link: lease.link(), name: name.to_owned(), size, limit }.into()
 }
 
 /// The name under which [`Link::typed`] declares a type.
@@ -263,6 +279,7 @@ macro_rules! part {
         if $message.data_pool().is_some() { $message.data_shared() } else { $message.msg_shared() }
     };
 }
+pub(super) use part;
 
 /// Whether the bytes are a value, or values of a slice. Makes no reference to them: another process may change them.
 fn fits<T: Payload + ?Sized>(bytes: SharedBytes<'_>) -> bool {
@@ -278,51 +295,64 @@ impl Link {
         if bytes.len() <= INLINE_MAX_BYTES {
             return self.send_inline(0, 0, bytes);
         }
-        let mut loan = self.loan_bytes::<T>(payload, bytes.len())?;
-        loan.bytes_mut()?.copy_from_slice(bytes);
-        Ok(loan.send()?)
+        Ok(self.loan_value(payload, value)?.send()?)
     }
 
-    /// Loans the smallest buffer for `len` bytes; a MSG buffer, if they fit.
-    fn loan_bytes<T: Payload + ?Sized>(&self, payload: &PayloadType, len: usize) -> Result<TypedLoan<'_, T>> {
-        let fitting = self.value_pools().filter(|&(_, size)| len <= size);
-        let smallest = fitting.min_by_key(|&(pool, size)| (pool != PoolId::CpuMsg, size));
-        let loan = match smallest {
-            Some((PoolId::CpuMsg, _)) => self.loan()?,
-            Some((pool, _)) => self.loan_with(pool)?,
-            None => return Err(self.type_too_large(&payload.name(), len, self.largest_value())),
+    /// Loans the smallest buffer for a value, and copies it there.
+    pub(super) fn loan_value<T: Payload + ?Sized>(
+        &self,
+        payload: &PayloadType,
+        value: &T,
+    ) -> Result<Loan<'_>> {
+        let bytes = value.as_bytes();
+        let mut loan = self.loan_bytes::<T>(payload, bytes.len())?;
+        loan.bytes_mut()?.copy_from_slice(bytes);
+        Ok(loan.loan)
+    }
+
+    /// Loans the smallest buffer for `len` bytes.
+    pub(super) fn loan_bytes<T: Payload + ?Sized>(
+        &self,
+        payload: &PayloadType,
+        len: usize,
+    ) -> Result<TypedLoan<'_, T>> {
+        let loan = match pool_for_value(&self.lease, payload, len)? {
+            PoolId::CpuMsg => self.loan()?,
+            pool => self.loan_with(pool)?,
         };
         let mut loan = TypedLoan { loan, len, of: PhantomData };
         loan.bytes_mut()?;
         Ok(loan)
     }
+}
 
-    /// Checks that the bytes of a message are a value.
-    fn check_value<T: Payload + ?Sized>(
-        &self,
-        payload: &PayloadType,
-        pool: Option<PoolId>,
-        bytes: SharedBytes<'_>,
-    ) -> Result<()> {
-        let kind = match pool {
-            // Bytes in device memory have no address here, and would pass for an empty slice.
-            Some(pool) if pool.is_device() => ErrorKind::OnDevice { link: self.link(), pool },
-            _ if fits::<T>(bytes) => return Ok(()),
-            _ => ErrorKind::NotOfType { link: self.link(), asked: payload.to_string(), len: bytes.len() },
-        };
-        Err(kind.into())
-    }
+/// Checks that a message is a value.
+macro_rules! check_value {
+    ($value:ty, $lease:expr, $payload:expr, $message:expr) => {
+        $crate::link::typed::check_bytes::<$value>(
+            $lease,
+            $payload,
+            $message.data_pool(),
+            $crate::link::typed::part!($message),
+        )
+    };
+}
+pub(super) use check_value;
 
-    /// Checks that an owned message is a value.
-    #[cfg(feature = "tokio")]
-    pub(super) fn typed_message<T: Payload + ?Sized>(
-        &self,
-        payload: &PayloadType,
-        message: OwnedMessage,
-    ) -> Result<OwnedTypedMessage<T>> {
-        self.check_value::<T>(payload, message.data_pool(), part!(message))?;
-        Ok(OwnedTypedMessage { message, of: PhantomData })
-    }
+/// Checks that the bytes of a message, with a DATA part in `pool`, are a value.
+pub(super) fn check_bytes<T: Payload + ?Sized>(
+    lease: &SeatLease,
+    payload: &PayloadType,
+    pool: Option<PoolId>,
+    bytes: SharedBytes<'_>,
+) -> Result<()> {
+    let kind = match pool {
+        // Bytes in device memory have no address here, and would pass for an empty slice.
+        Some(pool) if pool.is_device() => ErrorKind::OnDevice { link: lease.link(), pool },
+        _ if fits::<T>(bytes) => return Ok(()),
+        _ => ErrorKind::NotOfType { link: lease.link(), asked: payload.to_string(), len: bytes.len() },
+    };
+    Err(kind.into())
 }
 
 impl<T: Payload + ?Sized> TypedLink<T> {
@@ -344,7 +374,7 @@ impl<T: Payload + ?Sized> TypedLink<T> {
     /// message is dropped, and the next one can be received.
     pub fn receive(&self) -> Result<Option<TypedMessage<'_, T>>> {
         let Some(message) = self.link.receive()? else { return Ok(None) };
-        self.link.check_value::<T>(&self.payload, message.data_pool(), part!(message))?;
+        check_value!(T, &self.link.lease, &self.payload, message)?;
         Ok(Some(TypedMessage { message, of: PhantomData }))
     }
 
@@ -404,10 +434,10 @@ impl<T: ?Sized> fmt::Debug for TypedLink<T> {
 /// A value being written, as a [`Loan`].
 #[must_use = "a loan that is dropped is not sent"]
 pub struct TypedLoan<'a, T: ?Sized> {
-    loan: Loan<'a>,
+    pub(super) loan: Loan<'a>,
     /// Number of bytes of the value.
-    len: usize,
-    of: PhantomData<fn(&T)>,
+    pub(super) len: usize,
+    pub(super) of: PhantomData<fn(&T)>,
 }
 
 impl<'a, T: Payload + ?Sized> TypedLoan<'a, T> {
@@ -493,8 +523,8 @@ impl<'b, T: ?Sized> From<TypedSendError<'_, T>> for Box<dyn std::error::Error + 
 
 /// A received value. It holds its buffers until it is dropped, as a [`Message`].
 pub struct TypedMessage<'a, T: ?Sized> {
-    message: Message<'a>,
-    of: PhantomData<fn(&T)>,
+    pub(super) message: Message<'a>,
+    pub(super) of: PhantomData<fn(&T)>,
 }
 
 impl<T: Payload + ?Sized> TypedMessage<'_, T> {
@@ -519,24 +549,66 @@ impl<T: Payload + ?Sized> TypedMessage<'_, T> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct OwnedTypedMessage<T: ?Sized> {
-    message: OwnedMessage,
-    of: PhantomData<fn(&T)>,
+    pub(super) message: OwnedMessage,
+    pub(super) of: PhantomData<fn(&T)>,
 }
 
-/// Accessors of both types of received values.
+/// Accessors of received values.
 macro_rules! readable_value {
-    ($typed:ident, $message:ty $(, $lifetime:lifetime)?) => {
-        impl<$($lifetime,)? T: Payload + ?Sized> $typed<$($lifetime,)? T> {
-            /// The value in place, for a receiver that trusts the other processes of the link, as with [`Message::msg`].
+    ($typed:ident<$($lifetime:lifetime,)? T $(, $other:ident)?>) => {
+        impl<$($lifetime,)? T: Payload + ?Sized $(, $other: ?Sized)?> $typed<$($lifetime,)? T $(, $other)?> {
+            /// The value in place, for a receiver that trusts the other processes of the link, as with
+            /// [`Message::msg`](crate::Message::msg).
             #[must_use]
             #[inline]
             pub fn value(&self) -> &T {
-                let Ok(value) = T::ref_from_bytes(part!(self.message).trusted()) else {
+                let bytes = $crate::link::typed::part!(self.message);
+                let Ok(value) = T::ref_from_bytes(bytes.trusted()) else {
                     unreachable!("length and alignment were checked, and do not change")
                 };
                 value
             }
+        }
 
+        impl<$($lifetime,)? T: Payload $(, $other: ?Sized)?> $typed<$($lifetime,)? T $(, $other)?> {
+            /// A copy of the value, for a receiver that does not trust the other processes of the link. Each byte is read
+            /// once, so a value that was checked cannot change any more.
+            #[must_use]
+            pub fn copied(&self) -> T {
+                let mut value = T::new_zeroed();
+                $crate::link::typed::part!(self.message).copy_to(value.as_mut_bytes());
+                value
+            }
+        }
+
+        impl<$($lifetime,)? T: FromBytes + IntoBytes + Immutable + KnownLayout $(, $other: ?Sized)?>
+            $typed<$($lifetime,)? [T] $(, $other)?>
+        {
+            /// A copy of the values, for a receiver that does not trust the other processes of the link. Each byte is read
+            /// once.
+            #[must_use]
+            pub fn to_vec(&self) -> Vec<T> {
+                let bytes = $crate::link::typed::part!(self.message);
+                let mut values: Vec<T> =
+                    (0..bytes.len() / size_of::<T>()).map(|_| T::new_zeroed()).collect();
+                bytes.copy_to(values.as_mut_slice().as_mut_bytes());
+                values
+            }
+        }
+
+        impl<$($lifetime,)? T: ?Sized $(, $other: ?Sized)?> fmt::Debug for $typed<$($lifetime,)? T $(, $other)?> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($typed)).field(&self.message).finish()
+            }
+        }
+    };
+}
+pub(super) use readable_value;
+
+/// The message of a received value.
+macro_rules! untyped_message {
+    ($typed:ident<$($lifetime:lifetime,)? T>, $message:ty) => {
+        impl<$($lifetime,)? T: ?Sized> $typed<$($lifetime,)? T> {
             /// The message with the value: its ids, and its bytes, which another process may change.
             #[must_use]
             pub fn message(&self) -> &$message {
@@ -549,41 +621,13 @@ macro_rules! readable_value {
                 self.message
             }
         }
-
-        impl<$($lifetime,)? T: Payload> $typed<$($lifetime,)? T> {
-            /// A copy of the value, for a receiver that does not trust the other processes of the link. Each byte is read
-            /// once, so a value that was checked cannot change any more.
-            #[must_use]
-            pub fn copied(&self) -> T {
-                let mut value = T::new_zeroed();
-                part!(self.message).copy_to(value.as_mut_bytes());
-                value
-            }
-        }
-
-        impl<$($lifetime,)? T: FromBytes + IntoBytes + Immutable + KnownLayout> $typed<$($lifetime,)? [T]> {
-            /// A copy of the values, for a receiver that does not trust the other processes of the link. Each byte is read
-            /// once.
-            #[must_use]
-            pub fn to_vec(&self) -> Vec<T> {
-                let bytes = part!(self.message);
-                let mut values: Vec<T> =
-                    (0..bytes.len() / size_of::<T>()).map(|_| T::new_zeroed()).collect();
-                bytes.copy_to(values.as_mut_slice().as_mut_bytes());
-                values
-            }
-        }
-
-        impl<$($lifetime,)? T: ?Sized> fmt::Debug for $typed<$($lifetime,)? T> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_tuple(stringify!($typed)).field(&self.message).finish()
-            }
-        }
     };
 }
 
-readable_value!(TypedMessage, Message<'a>, 'a);
-readable_value!(OwnedTypedMessage, OwnedMessage);
+readable_value!(TypedMessage<'a, T>);
+readable_value!(OwnedTypedMessage<T>);
+untyped_message!(TypedMessage<'a, T>, Message<'a>);
+untyped_message!(OwnedTypedMessage<T>, OwnedMessage);
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -642,7 +686,7 @@ mod tests {
         let world = World::new();
         let user = world.typed::<u32>().unwrap();
         // It dies before it sees that the type is used.
-        world.primary.core().payload_type().clear();
+        world.primary.core().clear_types();
         assert!(kind(world.typed::<u64>()).contains("u32"));
         world.typed::<u32>().unwrap();
         drop(user);

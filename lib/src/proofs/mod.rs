@@ -19,7 +19,7 @@
 //! | role: claim / release | `a_role_has_one_successor` / `a_consumer_hands_its_role_over` |
 //! | DEKKER, both fences | `late_recovery_loses_no_wake_up` |
 //! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
-//! | TYPED, both fences | `user_or_replacer_of_a_type_sees_the_other` |
+//! | TYPED, both fences | `user_or_replacer_of_a_type_sees_the_other`, `user_or_replacer_of_a_type_of_requests_sees_the_other` |
 //! | bits of the users of a type: cleared / read | `type_of_a_waiting_message_is_kept_when_its_sender_leaves` |
 //! | seats, as admission reads them | `a_clone_keeps_the_side` |
 //! | EVENT | `no_participant_sleeps_over_an_event` |

@@ -92,7 +92,8 @@ impl LinkShape {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkLayout {
     pub(crate) primary_role: usize,
-    pub(crate) payload_type: usize,
+    /// The types of what the primary and the secondary side send.
+    pub(crate) payload_types: [usize; 2],
     pub(crate) seats: usize,
     /// Control lines of ring `m2s`, then of `s2m`.
     pub(crate) controls: [usize; 2],
@@ -115,9 +116,9 @@ impl LinkLayout {
     pub(crate) fn of(shape: &LinkShape) -> Self {
         let capacity = shape.ring_capacity as usize;
         let primary_role = HEADER_LINES;
-        let payload_type = primary_role + 1;
-        let seats = payload_type + 1;
-        let first = seats + SEAT_LINES + 1;
+        let seats = primary_role + 2;
+        let payload_types = [primary_role + 1, seats + SEAT_LINES];
+        let first = payload_types[1] + 1;
         let second = first + CONTROL_LINES;
         let slot_lines = shape.kinds().map(|kind| kind.slot_lines(capacity));
         let slots = second + CONTROL_LINES;
@@ -139,7 +140,7 @@ impl LinkLayout {
         };
         Self {
             primary_role,
-            payload_type,
+            payload_types,
             seats,
             controls: [first, second],
             slots: [slots, slots + slot_lines[0]],
@@ -229,8 +230,10 @@ mod tests {
                 let l = LinkLayout::of(&shape);
                 assert!(
                     HEADER_LINES <= l.primary_role
-                        && l.primary_role < l.payload_type
-                        && l.payload_type < l.seats
+                        && l.primary_role < l.payload_types[0]
+                        && l.payload_types[0] < l.seats
+                        && l.seats + SEAT_LINES <= l.payload_types[1]
+                        && l.payload_types[1] < l.controls[0]
                 );
                 assert!(l.seats + SEAT_LINES <= l.controls[0]);
                 assert!(l.controls[0] + CONTROL_LINES <= l.controls[1]);

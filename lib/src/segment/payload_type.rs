@@ -1,6 +1,7 @@
-//! The type of a link's payload, as the first process that uses typed messages wrote it.
+//! The types of a link's payload, as the first process that uses typed messages wrote them: one of what the primary side sends,
+//! messages and replies, and one of what the secondary side sends, messages and requests.
 //!
-//! One line of the link's own segment, all zero until then:
+//! Each has a line of the link's own segment, all zero until then:
 //!
 //! ```text
 //! word 0    fingerprint: FNV-1a over the bytes of the other words; 0: no type was declared
@@ -17,22 +18,25 @@
 
 use std::fmt;
 
+use crate::participant::Side;
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 
+/// Words of a type. Each word that is read costs a model time.
+const WORDS: usize = if cfg!(loom) { 2 } else { WORDS_PER_LINE - 1 };
 /// Characters in the name of a type, at most.
-pub(crate) const NAME_MAX: usize = (WORDS_PER_LINE - 2) * size_of::<u64>();
+pub(crate) const NAME_MAX: usize = (WORDS - 1) * size_of::<u64>();
 const SLICE: u64 = 1 << 40;
 const FINGERPRINT: usize = 0;
 
 /// Name, size and alignment of a type: words 1 to 7 of the line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct PayloadType([u64; WORDS_PER_LINE - 1]);
+pub(crate) struct PayloadType([u64; WORDS]);
 
 impl PayloadType {
     /// `None` when no line has room for it: the name has 1 to [`NAME_MAX`] printable ASCII characters, and the size 32 bits.
     #[cfg_attr(not(feature = "typed"), expect(dead_code, reason = "inspection only reads types"))]
     pub(crate) fn new(name: &str, size: usize, align: usize, is_slice: bool) -> Option<Self> {
-        let mut words = [0; WORDS_PER_LINE - 1];
+        let mut words = [0; WORDS];
         words[0] = u64::from(u32::try_from(size).ok()?)
             | u64::from(align.trailing_zeros()) << 32
             | if is_slice { SLICE } else { 0 };
@@ -74,6 +78,69 @@ impl PayloadType {
     }
 }
 
+/// The payload types of both sides.
+#[cfg(feature = "typed")]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct PayloadTypes {
+    pub(crate) of_primary: PayloadType,
+    pub(crate) of_secondary: PayloadType,
+}
+
+#[cfg(feature = "typed")]
+impl PayloadTypes {
+    /// One type for both sides.
+    pub(crate) fn both(payload: PayloadType) -> Self {
+        Self { of_primary: payload, of_secondary: payload }
+    }
+
+    /// The type of what `side` sends.
+    pub(crate) fn of(&self, side: Side) -> &PayloadType {
+        match side {
+            Side::Primary => &self.of_primary,
+            Side::Secondary => &self.of_secondary,
+        }
+    }
+}
+
+#[cfg(feature = "typed")]
+impl fmt::Display for PayloadTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = |payload| Some(DeclaredType::Known(payload));
+        DeclaredTypes { of_primary: known(self.of_primary), of_secondary: known(self.of_secondary) }.fmt(f)
+    }
+}
+
+/// The payload types of both sides that another process declared.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct DeclaredTypes {
+    pub(crate) of_primary: Option<DeclaredType>,
+    pub(crate) of_secondary: Option<DeclaredType>,
+}
+
+impl DeclaredTypes {
+    /// Whether the other process has declared both, with their names.
+    #[cfg_attr(not(feature = "typed"), expect(dead_code, reason = "inspection only reads types"))]
+    pub(crate) fn are_known(&self) -> bool {
+        [self.of_primary, self.of_secondary]
+            .iter()
+            .all(|declared| matches!(declared, Some(DeclaredType::Known(_))))
+    }
+}
+
+impl fmt::Display for DeclaredTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |declared: Option<DeclaredType>| {
+            declared.map_or_else(|| "no type yet".to_owned(), |declared| declared.to_string())
+        };
+        let (primary, secondary) = (side(self.of_primary), side(self.of_secondary));
+        if self.of_primary == self.of_secondary {
+            f.write_str(&primary)
+        } else {
+            write!(f, "{primary} from the primary side and {secondary} from the secondary side")
+        }
+    }
+}
+
 fn is_printable(byte: u8) -> bool {
     byte == b' ' || byte.is_ascii_graphic()
 }
@@ -111,7 +178,7 @@ impl fmt::Display for DeclaredType {
     }
 }
 
-/// The line that holds the type of a link's payload.
+/// A line that holds the type of what one side sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PayloadTypeLine<'a>(pub(crate) &'a Line);
 
@@ -163,10 +230,15 @@ impl PayloadTypeLine<'_> {
     }
 
     /// Declares the type that was withdrawn again: the one with this fingerprint, or for 0 the one with the name that is
-    /// still there. Does nothing if a type is declared.
+    /// still there, if there is one. Does nothing if a type is declared.
     #[cfg(feature = "typed")]
     pub(crate) fn restore(&self, fingerprint: u64) {
-        let withdrawn = if fingerprint == 0 { self.named().fingerprint() } else { fingerprint };
+        let named = self.named();
+        let withdrawn = match fingerprint {
+            0 if named.0 == [0; WORDS] => return,
+            0 => named.fingerprint(),
+            fingerprint => fingerprint,
+        };
         let _ = self.fingerprint().compare_exchange(0, withdrawn, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -249,7 +321,7 @@ mod tests {
     #[test]
     fn any_words_are_read_as_printable_text() {
         for pattern in [u64::MAX, 0x1b1b_1b1b_1b1b_1b1b, 0xc3a9_c3a9_c3a9_c3a9, 1 << 63] {
-            let hostile = PayloadType([pattern; WORDS_PER_LINE - 1]);
+            let hostile = PayloadType([pattern; WORDS]);
             let line = Line::zeroed();
             let line = PayloadTypeLine(&line);
             for (fingerprint, is_known) in [(hostile.fingerprint(), true), (7, false)] {

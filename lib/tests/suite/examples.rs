@@ -25,4 +25,5 @@ examples! {
     request_reply: "../../examples/request_reply.rs",
     stream: "../../examples/stream.rs",
     typed: "../../examples/typed.rs",
+    typed_request: "../../examples/typed_request.rs",
 }

@@ -19,6 +19,7 @@ mod threads;
 mod truncation;
 mod two_mappings;
 mod typed;
+mod typed_request;
 mod ui;
 
 shmesh_testing::peer_process!(shmesh_testing::serve);

@@ -365,6 +365,14 @@ fn type_of_typed_messages_is_shown() {
     for args in [&["ls"][..], &["dump", "fronthaul"]] {
         assert!(ok(dir.path(), args).contains(&format!("typed messages of {shown}")), "{args:?}");
     }
+    let mut requests = config("requests", RingMode::Mpmc);
+    requests.request_window = 2;
+    let _typed =
+        options.create(&requests).unwrap().typed_requests_as::<u64, [f32]>("Query", "Batch").unwrap();
+    let shown = "[Batch] (4 bytes each, aligned to 4) from the primary side and Query (8 bytes, aligned to 8) from the secondary side";
+    for args in [&["ls"][..], &["dump", "requests"]] {
+        assert!(ok(dir.path(), args).contains(&format!("typed messages of {shown}")), "{args:?}");
+    }
 }
 
 #[test]
