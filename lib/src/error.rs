@@ -439,15 +439,21 @@ pub enum ErrorKind {
         /// Requests that it can have pending.
         window: u32,
     },
-    /// So many replies to one request wait for its client.
+    /// The client takes no replies, and has as many waiting as it can.
     #[error(
-        "link {link}: {limit} replies to this request wait, which is the limit; wait for the client with `wait_room`"
+        "link {link}: the client in seat {seat} (process {pid}) has not taken {limit} replies {what}, which is the limit; serve others,          wait for it with `wait_room`, or drop the request; a larger pool_len or requests.window raises a client's share"
     )]
     RepliesFull {
         /// Name of the link.
         link: Arc<str>,
-        /// Replies that can wait for one client.
+        /// Seat of the client.
+        seat: u8,
+        /// Process of the client.
+        pid: u32,
+        /// Replies that wait for it.
         limit: u32,
+        /// What the limit is of.
+        what: &'static str,
     },
     /// The process that had taken the request ended before its last reply.
     #[error(

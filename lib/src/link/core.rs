@@ -14,6 +14,7 @@ use crate::ring::broadcast::PublishedMessage;
 use crate::ring::entry::Entry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
+use crate::ring::reply_share::ReplyShare;
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
 use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
 #[cfg(feature = "typed")]
@@ -47,6 +48,8 @@ pub(crate) struct Requests {
     /// From the secondary side to the primary side.
     pub(crate) ring: Ring,
     pub(crate) replies: ReplySlots,
+    /// What clients can leave in each table, as the array of [`TABLES`].
+    pub(super) shares: [Option<ReplyShare>; TABLES],
 }
 
 /// The index of a table in a handle's array of caches: the pools by id, then the inline cells.
@@ -225,6 +228,12 @@ impl Core {
                 Some(Requests {
                     ring: Ring::new(control, slots, &cursors, capacity, Kind::Mpmc),
                     replies: ReplySlots::new(shm.window(replies, MAX_SEATS * window)?, window),
+                    shares: std::array::from_fn(|place| {
+                        let inline = u32::try_from(l.inline_cells).unwrap_or(u32::MAX);
+                        let len = shape.pools.get(place).map_or(inline, |&(_, len)| len);
+                        // It has no orderings, and models have few cells.
+                        (len > 0 && !cfg!(loom)).then(|| ReplyShare::of(len, shape.request_window))
+                    }),
                 })
             }
         };

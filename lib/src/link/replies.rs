@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::core::Requests;
 use super::lease::SeatLease;
 use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
@@ -85,8 +86,9 @@ impl ReplyCursor {
         if taken.is_last {
             steps.finish_request(self.id);
             self.is_over = true;
-        } else {
-            // The server may wait for room.
+        }
+        // A server may wait for room.
+        if !taken.is_last || steps.core().requests().is_some_and(Requests::does_last_reply_count) {
             lease.notify_other_side();
         }
         Ok(Some(taken))
@@ -206,10 +208,19 @@ impl ReplyWriter {
                 Ok(true)
             }
             ReplyOutcome::Unwanted => Ok(false),
-            ReplyOutcome::Full => {
-                Err(Error::from(ErrorKind::RepliesFull { link: lease.link(), limit: REPLIES_MAX }))
+            ReplyOutcome::Full => Err(self.replies_full(lease, REPLIES_MAX, "to this request")),
+            ReplyOutcome::OverShare => {
+                let left = lease.core().replies_left_by(self.id.seat);
+                Err(self.replies_full(lease, left, "in all, its share of a pool or of the inline cells"))
             }
         }
+    }
+
+    #[cold]
+    fn replies_full(&self, lease: &SeatLease, limit: u32, what: &'static str) -> Error {
+        let client = lease.core().seats.at(self.id.seat);
+        let (seat, pid) = (self.id.seat.value(), client.map_or(0, |client| client.word.pid()));
+        Error::from(ErrorKind::RepliesFull { link: lease.link(), seat, pid, limit, what })
     }
 
     #[inline]
@@ -219,7 +230,10 @@ impl ReplyWriter {
 
     pub(super) fn wait_room(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<bool> {
         lease.wait_for(timeout, lease.shared.notify, || {
-            self.is_over || !lease.has_reply(self.id, self.sent) || !self.is_wanted(lease)
+            self.is_over
+                || !self.is_wanted(lease)
+                || !lease.has_reply(self.id, self.sent)
+                    && lease.core().has_any_reply_share(self.id, self.sent)
         })
     }
 

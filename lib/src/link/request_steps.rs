@@ -5,10 +5,10 @@
 //! which request, and recovery of a dead server finds the clients that wait for it; see
 //! [`Core::reclaim`](super::core::Core::reclaim).
 
-use super::core::{Core, DataRef, INLINE, Requests, inline_request_word};
+use super::core::{Core, DataRef, INLINE, Requests, TABLES, inline_request_word};
 use super::endpoint::Endpoint;
 use crate::config::PoolId;
-use crate::participant::Participant;
+use crate::participant::{Participant, SeatIndex};
 use crate::pool::owner::{Holder, MsgOwner};
 use crate::ring::entry::Entry;
 use crate::ring::mpmc::{Mpmc, PushError};
@@ -39,6 +39,49 @@ impl Requests {
             Ring::Mpmc(ring) => ring,
             Ring::Spsc(_) | Ring::Broadcast(_) => unreachable!("`Core::place` makes a ring for many"),
         }
+    }
+}
+
+impl Requests {
+    /// Whether a client makes room for other replies when it takes the last one to a request.
+    #[inline]
+    pub(super) fn does_last_reply_count(&self) -> bool {
+        self.shares.iter().flatten().any(|share| !share.is_first_free)
+    }
+}
+
+/// What clients can leave in buffers: see [`ReplyShare`](crate::ring::reply_share::ReplyShare).
+impl Core {
+    #[inline]
+    fn has_share_of(&self, requests: &Requests, id: RequestId, position: u64, place: usize) -> bool {
+        requests.shares[place].is_none_or(|share| {
+            share.allows(&requests.replies, self.seats.used(), id, position, place == INLINE)
+        })
+    }
+
+    /// Whether the client can leave one more reply in a buffer like this one's.
+    #[inline]
+    fn has_reply_share(&self, requests: &Requests, id: RequestId, position: u64, entry: Entry) -> bool {
+        let has = |place| self.has_share_of(requests, id, position, place);
+        if entry.is_inline() {
+            return has(INLINE);
+        }
+        // Every reply in a MSG buffer counts for each pool, so those with DATA in a pool are fewer.
+        let (_, data) = self.peek_descriptor(entry.wild_cell());
+        has(PoolId::CpuMsg as usize) && data.parts().is_none_or(|(pool, _)| has(pool as usize))
+    }
+
+    /// Whether the client can leave one more reply in any buffer.
+    pub(super) fn has_any_reply_share(&self, id: RequestId, position: u64) -> bool {
+        self.requests()
+            .is_none_or(|requests| (0..TABLES).all(|place| self.has_share_of(requests, id, position, place)))
+    }
+
+    /// Replies that a client has not taken.
+    pub(super) fn replies_left_by(&self, client: SeatIndex) -> u32 {
+        self.requests().map_or(0, |requests| {
+            [true, false].map(|is_inline| requests.replies.left_by(client, is_inline, false)).iter().sum()
+        })
     }
 }
 
@@ -210,7 +253,15 @@ pub(crate) trait RequestSteps {
     /// Sends the reply at `position` of this request.
     #[inline]
     fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> ReplyOutcome {
-        self.slot(id).map_or(ReplyOutcome::Unwanted, |slot| slot.push(id.number, position, is_last, entry))
+        let (core, slot) = (self.core(), self.slot(id));
+        let (Some(requests), Some(slot)) = (core.requests(), slot) else { return ReplyOutcome::Unwanted };
+        if core.has_reply_share(requests, id, position, entry) {
+            slot.push(id.number, position, is_last, entry)
+        } else if slot.status(id.number) == Status::Pending {
+            ReplyOutcome::OverShare
+        } else {
+            ReplyOutcome::Unwanted
+        }
     }
 
     /// Sends a reply of at most [`INLINE_MAX_BYTES`]. Returns `None` if no inline cell is free.

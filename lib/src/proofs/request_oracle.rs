@@ -16,8 +16,9 @@ use super::stage::{
 use crate::link::core::Core;
 use crate::link::endpoint::Endpoint;
 use crate::link::request_steps::{RequestSteps as _, TakenRequest};
-use crate::participant::Participant;
 use crate::participant::Side::{Primary, Secondary};
+use crate::participant::{Participant, SeatIndex};
+use crate::pool::OwnerTable;
 use crate::ring::reply::{REPLIES, ReplyOutcome, RequestId, Status};
 
 #[derive(Clone, Debug)]
@@ -65,8 +66,9 @@ struct RequestState {
     msg_id: i32,
     /// Whether its client still waits.
     is_wanted: bool,
-    /// Replies that the client has not received: their ids, and whether each is the last.
-    replies: VecDeque<(i32, bool)>,
+    client: Option<SeatIndex>,
+    /// Replies that the client has not received: their ids, and whether each is the last, and inline.
+    replies: VecDeque<(i32, bool, bool)>,
     /// Whether its server ended the request: `Some(true)` by dying, `Some(false)` by dropping it.
     failed: Option<bool>,
 }
@@ -160,6 +162,26 @@ impl World {
         (agent.pending.iter().map(|pending| pending.number).collect(), open.map(|s| s.number).collect())
     }
 
+    /// Whether the client of a request can leave one more reply: inline, in a MSG buffer, or in one with DATA.
+    fn has_share(core: &Core, known: &[RequestState], number: Number, kind: u8, window: u64) -> bool {
+        let len = |table: Option<&OwnerTable>| table.map_or(0, OwnerTable::len) as u64;
+        let (msg, data) = (len(core.table(0)), len(core.table(1)));
+        let tables = [vec![len(core.inline())], vec![msg], vec![msg, data]];
+        tables[usize::from(kind)].iter().all(|len| {
+            let first_free = 64 * window <= len / 3;
+            let left = |request: &RequestState| {
+                let left = request.replies.iter().filter(|(.., is_inline)| *is_inline == (kind == 0)).count();
+                left.saturating_sub(usize::from(first_free)) as u64
+            };
+            let of_client = known.iter().filter(|request| request.client == known[number].client);
+            let (reserved, common) =
+                if first_free { (len / 16 / 64, len / 16) } else { (1.max(len / 4 / 64), len / 4) };
+            first_free && known[number].replies.is_empty()
+                || of_client.map(left).sum::<u64>() < reserved
+                || known.iter().map(left).sum::<u64>() < common
+        })
+    }
+
     fn id(&mut self) -> i32 {
         self.next_id += 1;
         self.next_id
@@ -242,6 +264,7 @@ impl World {
                     self.known.push(RequestState {
                         msg_id: self.next_id,
                         is_wanted: true,
+                        client: Some(id.seat),
                         ..RequestState::default()
                     });
                     self.ring.push_back(number);
@@ -263,14 +286,18 @@ impl World {
             }
             Reply(i, j, kind, is_last) => {
                 let id = self.id();
-                let Some(count) = self.servers.len().checked_sub(1) else { return };
-                let agent = &mut self.servers[i % (count + 1)];
-                let Some(count) = agent.serving.len().checked_sub(1) else { return };
-                let serving = &mut agent.serving[j % (count + 1)];
+                let servers = self.servers.len();
+                let Some(agent) = self.servers.get(i.checked_rem(servers).unwrap_or(0)) else { return };
+                let requests = agent.serving.len();
+                let Some(serving) = agent.serving.get(j.checked_rem(requests).unwrap_or(0)) else { return };
                 if serving.is_over {
                     return;
                 }
                 let at = (serving.sent, is_last);
+                let number = serving.number;
+                let has_share = Self::has_share(&self.core, &self.known, number, kind, self.window as u64);
+                let agent = &mut self.servers[i % servers];
+                let serving = &mut agent.serving[j % requests];
                 let pushed = if kind == 0 {
                     let Some(pushed) = stage::reply_inline(&agent.endpoint, serving.taken.id, at, id) else {
                         return;
@@ -279,7 +306,7 @@ impl World {
                 } else {
                     let Some(held) = Self::loan(&agent.endpoint, kind, id) else { return };
                     let pushed = stage::reply(&agent.endpoint, serving.taken.id, at, &held);
-                    if pushed == ReplyOutcome::Full {
+                    if matches!(pushed, ReplyOutcome::Full | ReplyOutcome::OverShare) {
                         assert!(release(&agent.endpoint, &held));
                     }
                     pushed
@@ -287,6 +314,8 @@ impl World {
                 let known = &mut self.known[serving.number];
                 let expected = if !known.is_wanted {
                     ReplyOutcome::Unwanted
+                } else if !has_share {
+                    ReplyOutcome::OverShare
                 } else if known.replies.len() as u64 == REPLIES {
                     ReplyOutcome::Full
                 } else {
@@ -294,7 +323,7 @@ impl World {
                 };
                 assert_eq!(pushed, expected);
                 if pushed == ReplyOutcome::Sent {
-                    known.replies.push_back((id, is_last));
+                    known.replies.push_back((id, is_last, kind == 0));
                     serving.sent += 1;
                     serving.is_over = is_last;
                 }
@@ -335,7 +364,8 @@ impl World {
                     }
                     return;
                 };
-                assert_eq!(known.replies.pop_front(), Some((got.msg_id(), is_last)));
+                let is_inline = !matches!(got, ReceivedItem::Pooled(_));
+                assert_eq!(known.replies.pop_front(), Some((got.msg_id(), is_last, is_inline)));
                 assert!(self.received.insert(got.msg_id()), "received once");
                 pending.taken += 1;
                 if is_last {
@@ -381,7 +411,7 @@ impl World {
         }
         assert!(self.ring.is_empty());
         let requests = self.core.requests().expect("it has some");
-        for seat in (0..8).filter_map(crate::participant::SeatIndex::from_wild) {
+        for seat in (0..8).filter_map(SeatIndex::from_wild) {
             assert!(requests.replies.of(seat).all(|slot| slot.seen().count() == 0 && !slot.is_pending()));
         }
         let all: Vec<_> = std::iter::from_fn(|| loan(&last)).collect();

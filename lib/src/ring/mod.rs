@@ -24,6 +24,7 @@ pub(crate) mod entry;
 pub(crate) mod inline;
 pub(crate) mod mpmc;
 pub(crate) mod reply;
+pub(crate) mod reply_share;
 pub(crate) mod spsc;
 
 use crate::config::BroadcastConfig;

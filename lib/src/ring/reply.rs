@@ -46,6 +46,9 @@ pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
 
 /// Maximum number of replies to one request that can wait for its client. The next one fails with
 /// [`RepliesFull`](crate::ErrorKind::RepliesFull).
+///
+/// So does a reply to a client that has left its share of a pool, or of the inline cells, in replies to all of its requests:
+/// clients that take no replies leave room for those of others.
 pub const REPLIES_MAX: u32 = 7;
 
 #[cfg(not(loom))]
@@ -122,6 +125,8 @@ pub(crate) enum ReplyOutcome {
     Full,
     /// The client does not wait any more.
     Unwanted,
+    /// The client has left its share of the shared buffers in replies that it has not taken.
+    OverShare,
 }
 
 /// A reply that this participant owns now.
@@ -199,6 +204,14 @@ impl ReplySlots {
         ReplySlot(&self.lines[seat.as_usize() * self.window + slot])
     }
 
+    /// Replies that a seat has not taken: in inline cells, or in MSG buffers. With `beyond_first`, those that wait behind
+    /// another one to the same request.
+    ///
+    /// Other participants send and take replies meanwhile, so this is one look.
+    pub(crate) fn left_by(&self, seat: SeatIndex, is_inline: bool, beyond_first: bool) -> u32 {
+        self.of(seat).map(|slot| slot.left(is_inline).saturating_sub(u32::from(beyond_first))).sum()
+    }
+
     /// The slots of a seat.
     pub(crate) fn of(&self, seat: SeatIndex) -> impl Iterator<Item = ReplySlot<'_>> {
         (0..self.window).map(move |slot| self.at(seat, slot))
@@ -250,6 +263,15 @@ impl<'a> ReplySlot<'a> {
     #[inline]
     pub(crate) fn has_reply(self, position: u64) -> bool {
         self.reply(position).load(Ordering::Relaxed) & FULL != 0
+    }
+
+    /// Replies that were not taken: in inline cells, or in MSG buffers.
+    fn left(self, is_inline: bool) -> u32 {
+        self.replies()
+            .map(|word| word.load(Ordering::Relaxed))
+            .map(|seen| seen & FULL != 0 && Entry::split(low(seen, 32)).1.is_inline() == is_inline)
+            .map(u32::from)
+            .sum()
     }
 
     /// Sends a reply. `position` counts the replies to this request.

@@ -13,6 +13,8 @@ use crate::sync::LINE_BYTES;
 pub(crate) const HEADER_LINES: usize = 2;
 /// Buffers start on a page, and segments are whole pages. Models need no pages, and each word of one costs them time.
 const PAGE_LINES: usize = if cfg!(loom) { 1 } else { 4096 / LINE_BYTES };
+/// Whether there are cells for more replies than one to each request. Models have few.
+const SPARE_CELLS: usize = if cfg!(loom) { 0 } else { 1 };
 /// The most inline cells that an entry of a ring can name.
 const INLINE_CELLS_MAX: usize = 1 << crate::ring::entry::INLINE_CELL_BITS;
 
@@ -124,8 +126,13 @@ impl LinkLayout {
         let slots = second + CONTROL_LINES;
         let inline = slots + slot_lines[0] + slot_lines[1];
         let window = shape.request_window as usize;
-        // Requests have a ring of their own, and each one pending may have a reply that waits.
-        let for_requests = if window == 0 { 0 } else { capacity + MAX_SEATS * window };
+        // Requests have a ring of their own. Each one pending has a cell, and one for the first reply that waits; for further
+        // replies there are as many again, and what is left over while rings are full. See `ring/reply_share.rs`.
+        let for_requests = if window == 0 {
+            0
+        } else {
+            (capacity + MAX_SEATS * window) + SPARE_CELLS * (capacity + 2 * MAX_SEATS * window)
+        };
         let inline_cells = if shape.single { 0 } else { (2 * capacity + for_requests).min(INLINE_CELLS_MAX) };
         let inline_lines = if shape.single { 0 } else { table_lines(inline_cells) };
         let cursors = inline + inline_lines + inline_cells;

@@ -18,6 +18,7 @@
 
 use std::fmt;
 
+#[cfg(feature = "typed")]
 use crate::participant::Side;
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 

@@ -621,3 +621,99 @@ fn window_is_free_again_when_requests_end_in_other_threads() {
         assert_all_free(&ends.client);
     }
 }
+
+/// Clients that never take a reply, and one that does.
+struct Negligent<'a> {
+    clients: &'a [Link],
+    /// Whether replies are inline, in a MSG buffer, or with DATA.
+    part: Part,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Inline,
+    Msg,
+    Data,
+}
+
+impl Part {
+    fn stream<'a>(self, server: &'a Link, request: &mut Request<'a>) -> shmesh::Result<bool> {
+        match self {
+            Part::Inline => request.stream_inline(1, 0, &[7; 112]),
+            Part::Msg => Ok(request.stream(server.loan()?)?),
+            Part::Data => Ok(request.stream(server.loan_with(PoolId::CpuData)?)?),
+        }
+    }
+}
+
+impl Negligent<'_> {
+    /// Fills what these clients can leave, and checks that an honest client gets each of its replies at the first attempt.
+    fn hold_up_no_other(&self, server: &Link, honest: &Link, window: usize) {
+        let mut kept = Vec::new();
+        let mut refused = 0;
+        for client in self.clients {
+            for _ in 0..window {
+                let pending = client.request_inline(1, 0, b"all of it").unwrap();
+                let mut request = server.receive_request().unwrap().expect("it was just made");
+                // A server that goes on until it is refused.
+                let error = loop {
+                    match self.part.stream(server, &mut request) {
+                        Ok(sent) => assert!(sent),
+                        Err(error) => break error,
+                    }
+                };
+                let ErrorKind::RepliesFull { seat, pid, .. } = error.kind() else { panic!("{error}") };
+                assert_eq!((*seat, *pid), (client.seat().value(), std::process::id()), "{error}");
+                assert!(error.to_string().contains("pool_len"), "{error}");
+                refused += u32::from(error.to_string().contains("its share"));
+                assert!(!request.wait_room(Some(Duration::ZERO)).unwrap(), "there is none");
+                kept.push((pending, request));
+            }
+        }
+        assert!(refused > 0, "{:?}: they reach their share", self.part);
+        for _ in 0..200 {
+            let mut pending = honest.request_inline(1, 0, b"a part").unwrap();
+            let mut request = server.receive_request().unwrap().expect("it was just made");
+            for _ in 0..3 {
+                assert!(request.wait_room(Some(Duration::ZERO)).unwrap(), "it takes its replies");
+                assert!(self.part.stream(server, &mut request).unwrap());
+                assert!(pending.try_take().unwrap().is_some());
+            }
+            assert!(request.reply_inline(1, 0, b"").unwrap());
+            assert!(pending.try_take().unwrap().is_some() && pending.is_over());
+            // It can loan buffers, too, and send on the rings.
+            drop(honest.loan_with(PoolId::CpuData).unwrap());
+            honest.send_inline(1, 0, &[7; 112]).unwrap();
+            server.send_inline(1, 0, &[7; 112]).unwrap();
+            assert!(server.receive().unwrap().is_some() && honest.receive().unwrap().is_some());
+        }
+        // When one of them takes its replies, it gets further ones.
+        for (pending, _) in &mut kept[..window] {
+            while pending.try_take().unwrap().is_some() {}
+        }
+        let (_, request) = &mut kept[0];
+        assert!(request.wait_room(Some(HANGS)).unwrap());
+        assert!(self.part.stream(server, request).unwrap());
+    }
+}
+
+fn negligent_clients_hold_up_no_other(count: usize, changes: &str, window: usize) {
+    for part in [Part::Inline, Part::Msg, Part::Data] {
+        let ends = ends(&format!("requests={window} {changes}"));
+        let clients: Vec<Link> = (0..count).map(|_| ends.client()).collect();
+        Negligent { clients: &clients, part }.hold_up_no_other(&ends.server, &ends.client, window);
+    }
+}
+
+#[test]
+fn clients_that_take_no_replies_hold_up_no_other() {
+    negligent_clients_hold_up_no_other(12, "ring=16 msg=64x256 data=64x256", 8);
+    negligent_clients_hold_up_no_other(12, "ring=2 msg=64x32 data=64x32", 4);
+}
+
+#[test]
+fn as_many_clients_as_there_are_seats_that_take_no_replies_hold_up_no_other() {
+    // One seat is the server's, and one the honest client's.
+    negligent_clients_hold_up_no_other(62, "ring=16 msg=64x256 data=64x256", 2);
+    negligent_clients_hold_up_no_other(62, "ring=1 msg=64x1024 data=64x256", 1);
+}

@@ -72,7 +72,7 @@ fn values(len: usize) -> Vec<u32> {
 
 #[test]
 fn requests_and_replies_are_in_the_part_where_they_fit() {
-    let world = World::new("requests=2 large=16384x64");
+    let world = World::new("requests=2 large=16384x32");
     let server = world.primary().typed_requests::<[u32], [u64]>().unwrap();
     let client = world.secondary().typed_requests::<[u32], [u64]>().unwrap();
     assert!(server.receive_request().unwrap().is_none());

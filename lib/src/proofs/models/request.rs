@@ -39,7 +39,7 @@ fn reply(server: &Endpoint, bytes: &Bytes, id: RequestId, at: (u64, bool), value
     until(|| match stage::reply(server, id, at, &held) {
         ReplyOutcome::Sent => Some(true),
         ReplyOutcome::Unwanted => Some(false),
-        ReplyOutcome::Full => None,
+        ReplyOutcome::Full | ReplyOutcome::OverShare => None,
     })
 }
 
