@@ -626,8 +626,8 @@ shmesh_error_t shmesh_link_receive_request(const shmesh_link_t *link, shmesh_req
 
 /**
  * Replies with a loan: its first `msg_len` and `data_len` bytes. `is_last` is false when more replies follow, of which at most 7
- * wait for the client: then it is FULL, and `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After
- * success and UNWANTED the loan has ended.
+ * wait for the client, or fewer if it has not taken replies to its other requests: then it is FULL at once, and
+ * `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After success and UNWANTED the loan has ended.
  */
 shmesh_error_t shmesh_request_reply(const shmesh_request_t *request,
                                     shmesh_loan_t *loan,

@@ -220,8 +220,8 @@ pub unsafe extern "C" fn shmesh_link_receive_request(
 }
 
 /// Replies with a loan: its first `msg_len` and `data_len` bytes. `is_last` is false when more replies follow, of which at most 7
-/// wait for the client: then it is FULL, and `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After
-/// success and UNWANTED the loan has ended.
+/// wait for the client, or fewer if it has not taken replies to its other requests: then it is FULL at once, and
+/// `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After success and UNWANTED the loan has ended.
 ///
 /// # Safety
 /// Each pointer is NULL or points to a structure.

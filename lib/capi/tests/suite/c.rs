@@ -107,11 +107,13 @@ fn device_memory_has_no_address() {
 #[test]
 fn examples_run() {
     let folder = tempfile::tempdir().unwrap();
-    for example in ["broadcast", "epoll", "latest_value", "reconnect", "request_reply", "stream"] {
+    for example in
+        ["broadcast", "epoll", "latest_value", "many_links", "reconnect", "request_reply", "stream"]
+    {
         let program = compiled("cc", &format!("examples/{example}"), &["-std=gnu11"], folder.path());
         run_program(&program, |_| {});
     }
-    assert_eq!(std::fs::read_dir(format!("{HERE}/examples")).unwrap().count(), 6, "each example is run");
+    assert_eq!(std::fs::read_dir(format!("{HERE}/examples")).unwrap().count(), 7, "each example is run");
 }
 
 #[test]
