@@ -1,7 +1,9 @@
 //! JSON patches that only add and never change existing values.
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+use crate::pod::{self, Container};
 
 /// One operation of a JSON patch (RFC 6902).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,6 +41,33 @@ impl Edit {
             self.add(&path, value)?;
         }
         Ok(())
+    }
+
+    /// Requests a pool for a container, which mounts it there.
+    pub(crate) fn pool_resource(
+        &mut self,
+        container: &Container<'_>,
+        resource: &str,
+    ) -> Result<(), ShapeError> {
+        let asked = container.resource(resource).unwrap_or(1).to_string();
+        // Extended resources require equal limits and requests.
+        for kind in ["limits", "requests"] {
+            self.ensure(&format!("{}/resources/{kind}", container.path()), resource, json!(asked))?;
+        }
+        Ok(())
+    }
+
+    /// Tells a container the IPC directory by its environment.
+    pub(crate) fn directory_variable(
+        &mut self,
+        container: &Container<'_>,
+        directory: &str,
+    ) -> Result<(), ShapeError> {
+        if pod::named(container.value, "/env", shmesh::DIR_VARIABLE).is_some() {
+            return Ok(());
+        }
+        let variable = json!({ "name": shmesh::DIR_VARIABLE, "value": directory });
+        self.push(&format!("{}/env", container.path()), variable)
     }
 
     /// Adds an object and its parents unless they exist.

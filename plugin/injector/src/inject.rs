@@ -101,37 +101,10 @@ fn participant(
             }
         }
         Scope::Pool(pool) => {
-            pool_resource(container, &format!("{}/{pool}", plan.config.domain), edit)?;
+            edit.pool_resource(container, &format!("{}/{pool}", plan.config.domain))?;
         }
     }
-    directory_variable(container, directory, edit)
-}
-
-/// Requests a pool for a container, which mounts it there.
-pub(crate) fn pool_resource(
-    container: &Container<'_>,
-    resource: &str,
-    edit: &mut Edit,
-) -> Result<(), ShapeError> {
-    let asked = container.resource(resource).unwrap_or(1).to_string();
-    // Extended resources require equal limits and requests.
-    for kind in ["limits", "requests"] {
-        edit.ensure(&format!("{}/resources/{kind}", container.path()), resource, json!(asked))?;
-    }
-    Ok(())
-}
-
-/// Tells a container the IPC directory by its environment.
-pub(crate) fn directory_variable(
-    container: &Container<'_>,
-    directory: &str,
-    edit: &mut Edit,
-) -> Result<(), ShapeError> {
-    if pod::named(container.value, "/env", shmesh::DIR_VARIABLE).is_some() {
-        return Ok(());
-    }
-    let variable = json!({ "name": shmesh::DIR_VARIABLE, "value": directory });
-    edit.push(&format!("{}/env", container.path()), variable)
+    edit.directory_variable(container, directory)
 }
 
 /// Returns the label of pods that are primary of a link.

@@ -7,7 +7,6 @@ use shmesh::config::Position;
 
 use crate::config::{Config, Pool};
 use crate::edit::{Edit, ShapeError};
-use crate::inject::{directory_variable, pool_resource};
 use crate::plan::{chosen, pool_names, read};
 use crate::pod::{self, Container, SHM_DIR};
 use crate::refusal::Refusal;
@@ -101,8 +100,8 @@ impl<'a> Share<'a> {
     /// Adds the pool to the containers. Where the pod runs is left to it: a pool is on every node.
     pub(crate) fn add_to(&self, edit: &mut Edit) -> Result<(), ShapeError> {
         for container in self.containers() {
-            pool_resource(&container, &self.resource(), edit)?;
-            directory_variable(&container, &self.pool.mount_path, edit)?;
+            edit.pool_resource(&container, &self.resource())?;
+            edit.directory_variable(&container, &self.pool.mount_path)?;
         }
         Ok(())
     }
