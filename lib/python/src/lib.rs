@@ -9,6 +9,7 @@
 //! | `link.rs` | `Link`: a participant of a link |
 //! | `batch.rs` | `Batch` and `BatchLayout`: arrays by name in one message |
 //! | `handle.rs` | the participant that all of them share |
+//! | `leased.rs` | files of an IPC directory whose users can be known |
 //! | `loan.rs`, `message.rs` | `Loan` and `Message`: buffers that arrays keep |
 //! | `pending.rs`, `request.rs` | `PendingReply` and `Request`: a request as its client and its server use it |
 //! | `waiting.rs` | threads that wait, and the end of the interpreter |
@@ -26,6 +27,7 @@ mod dlpack;
 mod error;
 mod fork;
 mod handle;
+mod leased;
 mod link;
 mod loan;
 mod memory;
@@ -49,6 +51,8 @@ mod _shmesh {
     use crate::cuda::{GpuMemory, GpuSession};
     #[pymodule_export]
     use crate::device::DeviceSession;
+    #[pymodule_export]
+    use crate::leased::{create_leased, open_leased, remove_unused};
     #[pymodule_export]
     use crate::link::Link;
     #[pymodule_export]

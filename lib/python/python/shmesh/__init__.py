@@ -9,6 +9,7 @@
 `DeviceSession`             device memory by keys, for processes that were named
 `GpuSession`                the same in memory of GPUs, for torch and cupy
 `attach_sysv`               an existing ``shmget`` segment as an array
+`shmesh.shared_memory`      ``multiprocessing.shared_memory`` without a resource tracker; `shmesh.run`
 ==========================  =======================================================================
 """
 

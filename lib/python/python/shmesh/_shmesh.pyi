@@ -25,6 +25,9 @@ __all__ = [
     "__version__",
     "after_fork_in_child",
     "at_exit",
+    "create_leased",
+    "open_leased",
+    "remove_unused",
 ]
 
 DEFAULT_DIR: Final[str]
@@ -313,6 +316,10 @@ class Link:
     def participants(self) -> Sequence[tuple[int, str, int, bool | None]]: ...
     def close(self, *, strict: bool = True) -> None:
         """Detaches from the link. Raises `StillViewed` while loans or messages are alive, unless ``strict`` is false."""
+
+def create_leased(path: str | os.PathLike[str], mode: int, nbytes: int) -> int: ...
+def open_leased(path: str | os.PathLike[str]) -> int: ...
+def remove_unused(path: str | os.PathLike[str]) -> bool: ...
 
 @final
 class DeviceSession:

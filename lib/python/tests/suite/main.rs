@@ -66,18 +66,27 @@ fn test_module() -> Result<(), Failure> {
     let package = target().join("python/package");
     let _ = std::fs::remove_dir_all(&package);
     let io = |error: std::io::Error| Wrong(error.to_string());
-    std::fs::create_dir_all(package.join("shmesh")).map_err(io)?;
-    for entry in std::fs::read_dir(here().join("python/shmesh")).map_err(io)? {
-        let source = entry.map_err(io)?.path();
-        if let (true, Some(name)) = (source.is_file(), source.file_name()) {
-            std::fs::copy(&source, package.join("shmesh").join(name)).map_err(io)?;
-        }
-    }
+    copy(&here().join("python/shmesh"), &package.join("shmesh")).map_err(io)?;
     let test = std::env::current_exe().map_err(io)?;
     let module = test.with_file_name("lib_shmesh.so");
     std::fs::copy(&module, package.join("shmesh/_shmesh.abi3.so"))
         .map_err(|error| Wrong(format!("{}: {error}", module.display())))?;
     pytest_with(&python, Some(&package), &["-m", "not long"])
+}
+
+/// Copies a folder of the package, without what Python has compiled.
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, name) = (entry.path(), entry.file_name());
+        if source.is_file() {
+            std::fs::copy(&source, to.join(name))?;
+        } else if name != "__pycache__" {
+            copy(&source, &to.join(name))?;
+        }
+    }
+    Ok(())
 }
 
 /// Tests the installed package.

@@ -1,0 +1,144 @@
+"""Which processes belong together, and what is removed when the last of them has ended.
+
+A family is a program and its `multiprocessing` children. Each member has a lease of the family's file, which lists the blocks
+that members created. The last member to end removes them; if all are killed, the next family of that user in the directory does.
+A block that a process of another family still uses stays until that process closes it. So no process has to outlive the others.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+
+from ._shmesh import create_leased, open_leased, remove_unused
+
+_PREFIX = ".shmesh-family-"
+# By it the children of `spawn` and `forkserver` know which family is theirs.
+_VARIABLE = "SHMESH_FAMILY"
+# The bytes of leases: `struct flock` for an exclusive lock on all of them.
+_ALL_LEASES, _NO_LEASE = (
+    struct.pack("hhqqi", kind, os.SEEK_SET, 1 << 62, 1 << 31, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
+)
+
+_lock = threading.Lock()
+# The descriptors of the family's files by directory. Forked children have them too.
+_joined: dict[str, int] = {}
+
+
+def _token() -> str:
+    inherited = os.environ.get(_VARIABLE)
+    # Other programs that a member starts inherit the variable too, and are families of their own.
+    is_child = any(argument.startswith("from multiprocessing.") for argument in sys.orig_argv)
+    if inherited is None or not is_child:
+        inherited = os.environ[_VARIABLE] = secrets.token_hex(8)
+    return inherited
+
+
+_family = _token()
+
+
+def claim(descriptor: int) -> bool:
+    """Whether no other opening of the file has a lease. Then none can take one before this opening is closed."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _ALL_LEASES)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def join(directory: str) -> int:
+    """The descriptor of this family's file in the directory; at first, what other families left is collected."""
+    with _lock:
+        descriptor = _joined.get(directory)
+        if descriptor is None:
+            collect(directory)
+            path = os.path.join(directory, f"{_PREFIX}{os.getuid()}-{_family}")
+            while descriptor is None:
+                try:
+                    descriptor = create_leased(path, 0o600, 0)
+                except FileExistsError:
+                    # Made by another member, which may just have ended as the last one.
+                    with contextlib.suppress(FileNotFoundError):
+                        descriptor = open_leased(path)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+            _joined[directory] = descriptor
+        return descriptor
+
+
+def record(directory: str, name: str, inode: int) -> None:
+    """Lists a block that this family has created."""
+    # One write, so that entries of several members do not mix.
+    os.write(join(directory), b"%d %s\0" % (inode, os.fsencode(name)))
+
+
+def leave(openings: Sequence[int] = ()) -> None:
+    """Ends this process's membership. `openings`: descriptors of the blocks that it has still open."""
+    with _lock:
+        joined = dict(_joined)
+        _joined.clear()
+    for directory, descriptor in joined.items():
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            collect(directory, openings)
+
+
+def collect(directory: str, openings: Sequence[int] = ()) -> None:
+    """Removes what families of this user that have ended left in a directory, except what others use.
+
+    `openings`: descriptors of this process, which ends. They do not count as others if no other member is left: forked ones
+    have the same leases.
+    """
+    mine: dict[int, int] = {}
+    prefix = f"{_PREFIX}{os.getuid()}-"
+    with os.scandir(directory) as entries:
+        families = [entry.path for entry in entries if entry.name.startswith(prefix)]
+    families.sort(key=lambda path: not path.endswith(_family))
+    for path in families:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                is_over = claim(descriptor)
+                if is_over and path.endswith(_family):
+                    for opening in openings:
+                        fcntl.fcntl(opening, fcntl.F_OFD_SETLK, _NO_LEASE)
+                        mine[os.fstat(opening).st_ino] = opening
+                if not is_over or os.fstat(descriptor).st_nlink == 0:
+                    continue
+                if _remove_blocks(directory, descriptor, mine):
+                    os.unlink(path)
+            finally:
+                os.close(descriptor)
+
+
+def _remove_blocks(directory: str, family: int, mine: dict[int, int]) -> bool:
+    """Whether none of the blocks that the family lists is left."""
+    entries = os.pread(family, os.fstat(family).st_size, 0).split(b"\0")
+    is_empty = True
+    # What follows the last NUL is empty, or an entry that a full file system has cut.
+    for entry in entries[:-1]:
+        number, _, name = entry.partition(b" ")
+        path = os.path.join(directory, os.fsdecode(name))
+        try:
+            inode = int(number)
+            # The name may have become another block's.
+            if os.lstat(path).st_ino != inode:
+                continue
+            opening = mine.get(inode)
+            if opening is None:
+                is_empty &= remove_unused(path)
+            elif claim(opening):
+                os.unlink(path)
+            else:
+                is_empty = False
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError):
+            is_empty = False
+    return is_empty
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
