@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use crate::grow::grow;
 use crate::locks::{length_of_lockf, shortened};
 use crate::open::{Creation, changed_mode};
-use crate::path::{Text, below};
+use crate::path::Text;
 use crate::real::{self, Function};
 use crate::semaphores::{self, SEMAPHORE_BYTES};
 use crate::settings::{self, Settings, settings};
@@ -99,7 +99,7 @@ unsafe fn open_here(path: *const c_char, flags: c_int, mode: c_uint) -> Option<c
     }
     // SAFETY: the caller's promise.
     let path = unsafe { text(path) }?;
-    let name = below(settings, path.to_bytes())?;
+    let name = settings.below(path.to_bytes())?;
     let before = sys::errno();
     // What is written once, as by `cp`, is a file for later; memory is mapped for reading and writing.
     let is_marked = flags & libc::O_ACCMODE == libc::O_RDWR && !settings.is_kept(name);
@@ -283,7 +283,7 @@ unsafe extern "C" fn chmod(path: *const c_char, mode: c_uint) -> c_int {
     let changed = settings().and_then(|settings| {
         // SAFETY: the program's argument.
         let path = unsafe { text(path) }?;
-        below(settings, path.to_bytes())?;
+        settings.below(path.to_bytes())?;
         changed_mode(settings, &sys::stat(path).ok()?, mode)
     });
     sys::set_errno(before);

@@ -9,8 +9,8 @@
 //! | `exports.rs` | the functions that take the place of the C library's |
 //! | `real.rs` | the C library's own |
 //! | `sys.rs` | system calls, which go past the functions above |
-//! | `settings.rs` | the environment variables, read once |
-//! | `path.rs` | paths on the stack, and which of them are below the IPC directory |
+//! | `settings.rs` | the environment variables, read once, and which paths are below the IPC directory |
+//! | `path.rs` | paths on the stack |
 //! | `open.rs` | opening files with group bits, mark and lease |
 //! | `grow.rs` | sizes: reserved, and within the limit |
 //! | `locks.rs` | locks of programs, which leave out the bytes of leases |

@@ -1,8 +1,6 @@
-//! Paths on the stack, and which of them are below the IPC directory.
+//! Paths on the stack.
 
 use std::ffi::CStr;
-
-use crate::settings::Settings;
 
 /// The longest path that the kernel takes, with its final zero.
 const MAX_PATH_BYTES: usize = 4096;
@@ -68,15 +66,6 @@ impl<const N: usize> Text<N> {
         }
         CStr::from_bytes_until_nul(&self.bytes).map_err(|_| libc::ENAMETOOLONG)
     }
-}
-
-/// The name of a path below the IPC directory: what follows the directory. `None`: the path leads elsewhere, or may do so.
-pub(crate) fn below<'p>(settings: &Settings, path: &'p [u8]) -> Option<&'p [u8]> {
-    let rest = path.strip_prefix(settings.dir())?.strip_prefix(b"/")?;
-    let is_plain = !rest.is_empty()
-        && !rest.ends_with(b"/")
-        && rest.split(|byte| *byte == b'/').all(|part| part != b"..");
-    is_plain.then_some(rest)
 }
 
 /// The directory part of a path that has one, and its last name.

@@ -40,6 +40,15 @@ impl Settings {
         self.dir.as_bytes()
     }
 
+    /// The name of a path below the IPC directory: what follows the directory. `None`: the path leads elsewhere, or may do so.
+    pub(crate) fn below<'p>(&self, path: &'p [u8]) -> Option<&'p [u8]> {
+        let rest = path.strip_prefix(self.dir())?.strip_prefix(b"/")?;
+        let is_plain = !rest.is_empty()
+            && !rest.ends_with(b"/")
+            && rest.split(|byte| *byte == b'/').all(|part| part != b"..");
+        is_plain.then_some(rest)
+    }
+
     /// What stands before a name of shared memory: the prefix of this pod, or nothing.
     pub(crate) fn prefix_of(&self, name: &[u8]) -> &[u8] {
         if matches_any(self.private_names.as_bytes(), name) { self.prefix.as_bytes() } else { b"" }
