@@ -231,8 +231,7 @@ impl Core {
                     shares: std::array::from_fn(|place| {
                         let inline = u32::try_from(l.inline_cells).unwrap_or(u32::MAX);
                         let len = shape.pools.get(place).map_or(inline, |&(_, len)| len);
-                        // It has no orderings, and models have few cells.
-                        (len > 0 && !cfg!(loom)).then(|| ReplyShare::of(len, shape.request_window))
+                        (len > 0).then(|| ReplyShare::of(len, shape.request_window))
                     }),
                 })
             }

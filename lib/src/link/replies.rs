@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::core::Requests;
+use super::core::{INLINE, Requests};
 use super::lease::SeatLease;
 use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
@@ -143,13 +143,15 @@ pub(super) struct ReplyWriter {
     /// Number of replies sent so far.
     pub(super) sent: u64,
     pub(super) is_over: bool,
+    /// The tables of the reply that was refused because the client had its share.
+    pub(super) refused: Option<[usize; 2]>,
 }
 
 impl ReplyWriter {
     /// Begins with the first reply.
     #[inline]
     pub(super) fn new(id: RequestId) -> Self {
-        Self { id, sent: 0, is_over: false }
+        Self { id, sent: 0, is_over: false, refused: None }
     }
 
     #[inline]
@@ -169,12 +171,13 @@ impl ReplyWriter {
         is_last: bool,
     ) -> std::result::Result<bool, (Error, bool)> {
         self.check(lease).map_err(|error| (error, false))?;
-        let pushed = lease.push_reply(self.id, self.sent, is_last, Entry::pooled(cell, owner.epoch()));
+        let entry = Entry::pooled(cell, owner.epoch());
+        let pushed = lease.push_reply(self.id, self.sent, is_last, entry);
         if pushed == ReplyOutcome::Sent {
             // As in a send.
             sender.check_not_overtaken().map_err(|error| (error, true))?;
         }
-        self.sent(lease, pushed, is_last).map_err(|error| (error, false))
+        self.sent(lease, pushed, is_last, Some(entry)).map_err(|error| (error, false))
     }
 
     #[inline]
@@ -195,22 +198,31 @@ impl ReplyWriter {
         if pushed == ReplyOutcome::Sent {
             lease.check_not_overtaken()?;
         }
-        self.sent(lease, pushed, is_last)
+        self.sent(lease, pushed, is_last, None)
     }
 
+    /// Notes what became of a reply: in the buffers of `entry`, or inline.
     #[inline]
-    fn sent(&mut self, lease: &SeatLease, pushed: ReplyOutcome, is_last: bool) -> Result<bool> {
+    fn sent(
+        &mut self,
+        lease: &SeatLease,
+        pushed: ReplyOutcome,
+        is_last: bool,
+        entry: Option<Entry>,
+    ) -> Result<bool> {
         match pushed {
             ReplyOutcome::Sent => {
                 self.sent = self.sent.wrapping_add(1);
-                self.is_over = is_last;
+                (self.is_over, self.refused) = (is_last, None);
                 lease.notify_seat(self.id.seat);
                 Ok(true)
             }
             ReplyOutcome::Unwanted => Ok(false),
             ReplyOutcome::Full => Err(self.replies_full(lease, REPLIES_MAX, "to this request")),
             ReplyOutcome::OverShare => {
-                let left = lease.core().replies_left_by(self.id.seat);
+                let core = lease.core();
+                self.refused = Some(entry.map_or([INLINE; 2], |entry| core.reply_places(entry)));
+                let left = core.replies_left_by(self.id.seat);
                 Err(self.replies_full(lease, left, "in all, its share of a pool or of the inline cells"))
             }
         }
@@ -233,7 +245,9 @@ impl ReplyWriter {
             self.is_over
                 || !self.is_wanted(lease)
                 || !lease.has_reply(self.id, self.sent)
-                    && lease.core().has_any_reply_share(self.id, self.sent)
+                    && self
+                        .refused
+                        .is_none_or(|places| lease.core().has_reply_share(self.id, self.sent, places))
         })
     }
 

@@ -450,9 +450,9 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn into_owned(self) -> OwnedRequest {
         let borrowed = ManuallyDrop::new(self);
-        let ReplyWriter { id, sent, is_over } = borrowed.writer;
+        let ReplyWriter { id, sent, is_over, refused } = borrowed.writer;
         let message = borrowed.message.link().message(borrowed.message.received).into_owned();
-        OwnedRequest::new(message, borrowed.cell, ReplyWriter { id, sent, is_over })
+        OwnedRequest::new(message, borrowed.cell, ReplyWriter { id, sent, is_over, refused })
     }
 
     /// Sends the last, or only, reply and wakes the client. Returns `false` if the client does not wait any more; the loan

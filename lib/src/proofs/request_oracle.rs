@@ -168,14 +168,14 @@ impl World {
         let (msg, data) = (len(core.table(0)), len(core.table(1)));
         let tables = [vec![len(core.inline())], vec![msg], vec![msg, data]];
         tables[usize::from(kind)].iter().all(|len| {
-            let first_free = 64 * window <= len / 3;
+            let first_free = (core.seats.used() as u64 - 1) * window <= len / 3;
             let left = |request: &RequestState| {
                 let left = request.replies.iter().filter(|(.., is_inline)| *is_inline == (kind == 0)).count();
                 left.saturating_sub(usize::from(first_free)) as u64
             };
             let of_client = known.iter().filter(|request| request.client == known[number].client);
             let (reserved, common) =
-                if first_free { (len / 16 / 64, len / 16) } else { (1.max(len / 4 / 64), len / 4) };
+                if first_free { (len / 16 / 64, len / 4) } else { (1.max(len / 4 / 64), len / 4) };
             first_free && known[number].replies.is_empty()
                 || of_client.map(left).sum::<u64>() < reserved
                 || known.iter().map(left).sum::<u64>() < common

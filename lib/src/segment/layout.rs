@@ -131,7 +131,7 @@ impl LinkLayout {
         let for_requests = if window == 0 {
             0
         } else {
-            (capacity + MAX_SEATS * window) + SPARE_CELLS * (capacity + 2 * MAX_SEATS * window)
+            (capacity + MAX_SEATS * window) + SPARE_CELLS * (2 * capacity + 2 * MAX_SEATS * window)
         };
         let inline_cells = if shape.single { 0 } else { (2 * capacity + for_requests).min(INLINE_CELLS_MAX) };
         let inline_lines = if shape.single { 0 } else { table_lines(inline_cells) };

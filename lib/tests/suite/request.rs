@@ -712,6 +712,28 @@ fn clients_that_take_no_replies_hold_up_no_other() {
 }
 
 #[test]
+fn client_that_leaves_some_streams_gets_all_of_another() {
+    for part in [Part::Inline, Part::Msg, Part::Data] {
+        let ends = ends("requests=4 msg=64x32 data=64x16");
+        let server = &ends.server;
+        let mut opened = Vec::new();
+        for _ in 0..4 {
+            let pending = ends.client.request_inline(1, 0, b"all of it").unwrap();
+            let mut request = server.receive_request().unwrap().expect("it was just made");
+            while part.stream(server, &mut request).is_ok() {}
+            opened.push((pending, request));
+        }
+        let (pending, request) = &mut opened[3];
+        for _ in 0..100 {
+            assert!(pending.try_take().unwrap().is_some(), "{part:?}");
+            while pending.try_take().unwrap().is_some() {}
+            assert!(request.wait_room(Some(HANGS)).unwrap());
+            assert!(part.stream(server, request).unwrap(), "{part:?}");
+        }
+    }
+}
+
+#[test]
 fn as_many_clients_as_there_are_seats_that_take_no_replies_hold_up_no_other() {
     // One seat is the server's, and one the honest client's.
     negligent_clients_hold_up_no_other(62, "ring=16 msg=64x256 data=64x256", 2);
