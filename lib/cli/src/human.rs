@@ -67,6 +67,17 @@ pub(crate) fn figure(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
+/// How long ago something was, in its largest unit.
+pub(crate) fn age(age: std::time::Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
 /// `1 message`, `2 messages`.
 pub(crate) fn plural(count: u64, what: &str) -> String {
     format!("{} {what}{}", self::count(count), if count == 1 { "" } else { "s" })

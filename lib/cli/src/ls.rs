@@ -1,4 +1,4 @@
-//! `shmesh ls`: the links of the IPC directory.
+//! `shmesh ls`: the links of the IPC directory, and the memory of other programs in it.
 
 use std::io::Write;
 
@@ -6,10 +6,11 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shmesh::Side;
 use shmesh::config::{LinkName, RingMode};
-use shmesh::inspect::{Snapshot, View, names};
+use shmesh::inspect::{MemoryFile, Snapshot, View, memory_files, names};
 use shmesh_nvipc_wire::LinkSnapshot;
 
 use crate::args::{Dir, Output};
+use crate::open_files::{self, FileUsers};
 use crate::table::Table;
 use crate::{human, nvipc, people};
 
@@ -21,6 +22,10 @@ yet recovered; an `evicted` one was declared dead and may still run. The reason 
 s2m count queued messages, primary to secondary and back; for a broadcast ring, m2s counts those that the slowest reader has not
 received, and the line below the table says how many readers there are. A link whose ring is `nvipc` is in NVIPC's own layout.
 Damaged links are listed with the reason.
+
+The second table lists files that are no link's: shared memory of other programs, such as Python's arrays (psm_*), semaphores and System V
+segments of libshmesh_posix.so. USE is `leased` if a process uses the file, `stale` if none does (rm --stale removes it), and `unknown` if its
+users take no leases. PROCESSES are those that have it open or mapped, as far as this user and pid namespace can see them.
 
 Examples:
   shmesh ls
@@ -59,13 +64,19 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         ListedLink { name, seen, theirs }
     };
     let listed: Vec<ListedLink> = names.into_iter().map(look).collect();
+    let files =
+        memory_files(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
+    let users = open_files::users(&files);
     match args.output {
-        Output::Text => text(args, &listed, out),
+        Output::Text => {
+            text(args, &listed, out)?;
+            files_text(&files, &users, out)
+        }
         Output::Json => {
             let links: Vec<Value> = listed.iter().map(link_json).collect();
             serde_json::to_writer_pretty(
                 &mut *out,
-                &json!({ "dir": dir.to_string_lossy(), "links": links }),
+                &json!({ "dir": dir.to_string_lossy(), "links": links, "files": files_json(&files, &users) }),
             )?;
             Ok(writeln!(out)?)
         }
@@ -122,6 +133,46 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
         }
     }
     Ok(())
+}
+
+fn files_text(files: &[MemoryFile], users: &[FileUsers], out: &mut dyn Write) -> anyhow::Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&["FILE", "KIND", ">SIZE", ">OWNER", "MODE", ">AGE", "USE", "PROCESSES"]);
+    for (file, users) in files.iter().zip(users) {
+        table.row([
+            file.name.to_string_lossy().into_owned(),
+            file.kind.name().to_owned(),
+            human::bytes(file.bytes),
+            format!("{}:{}", file.user, file.group),
+            format!("{:04o}", file.mode),
+            human::age(file.age),
+            file.in_use.name().to_owned(),
+            users.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        ]);
+    }
+    writeln!(out)?;
+    Ok(table.print(0, out)?)
+}
+
+fn files_json(files: &[MemoryFile], users: &[FileUsers]) -> Vec<Value> {
+    let one = |(file, users): (&MemoryFile, &FileUsers)| {
+        json!({
+            "name": file.name.to_string_lossy(),
+            "kind": file.kind.name(),
+            "len": file.len,
+            "bytes": file.bytes,
+            "user": file.user,
+            "group": file.group,
+            "mode": format!("{:04o}", file.mode),
+            "age_seconds": file.age.as_secs(),
+            "marked": file.is_marked,
+            "use": file.in_use.name(),
+            "processes": users,
+        })
+    };
+    files.iter().zip(users).map(one).collect()
 }
 
 /// The ring mode: `spsc`, `mpmc` or `broadcast`.

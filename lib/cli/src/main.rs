@@ -12,6 +12,7 @@ mod human;
 mod keys;
 mod ls;
 mod nvipc;
+mod open_files;
 mod people;
 mod rm;
 mod table;
@@ -55,7 +56,7 @@ Examples:
   shmesh demo                      exchange messages, kill a process, recover; ten seconds
   shmesh device check              check whether the GPU can share memory, and how fast
   shmesh doctor                    check whether links work on this machine or in this container
-  shmesh ls                        list links and participants
+  shmesh ls                        list links and participants, and memory of other programs
   shmesh dump fronthaul            show queued messages and the owners of buffers
   shmesh capture fronthaul -o a.pcapng    record messages for Wireshark
   shmesh who fronthaul             list the processes known to its sidecar
@@ -82,7 +83,7 @@ enum Command {
     Demo(demo::Args),
     /// Measure round trips, streams, single operations, and many links
     Bench(bench::Args),
-    /// List links with their participants and queued messages
+    /// List links with their participants and queued messages, and shared memory of other programs
     Ls(ls::Args),
     /// Show queued messages of a link and the owners of its buffers
     Dump(dump::Args),
@@ -92,7 +93,7 @@ enum Command {
     Who(who::Args),
     /// List the device keys of a link's sidecar and their importers
     Keys(keys::Args),
-    /// Remove links that no process uses
+    /// Remove links, and shared memory of other programs, that no process uses
     Rm(rm::Args),
     /// Send numbered messages over an existing link, and count the messages received
     Talk(talk::Args),

@@ -1,10 +1,10 @@
-//! `shmesh rm`: removes links that no process uses.
+//! `shmesh rm`: removes links, and marked files of other programs, that no process uses.
 
 use std::io::Write;
 
 use anyhow::{Context, bail};
 use shmesh::config::LinkName;
-use shmesh::inspect::{Remains, names};
+use shmesh::inspect::{FileRemoval, Remains, memory_files, names, remove_stale};
 
 use crate::args::Dir;
 use crate::{human, nvipc, people};
@@ -15,6 +15,9 @@ removes itself when its last participant detaches; this command is for links lef
 
 The command refuses to remove a link with living participants, and lists them. A process in another pid namespace counts as
 living. With --force the files are removed, but attached processes keep the memory and continue.
+
+With --stale it also removes shared memory, semaphores and System V segments of programs with libshmesh_posix.so that have ended. Other
+files are never removed: nothing says whether they are in use.
 
 Examples:
   shmesh rm fronthaul
@@ -31,7 +34,7 @@ pub(crate) struct Args {
     /// Names of the links
     #[arg(value_name = "LINK", conflicts_with = "stale")]
     links: Vec<LinkName>,
-    /// Remove all links without living participants
+    /// Remove all links without living participants, and all marked files that no process uses
     #[arg(long)]
     stale: bool,
     /// Remove links with living participants; with --stale, links with queued messages
@@ -165,5 +168,36 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .filter(|(count, _)| *count > 0)
         .map(|(count, what)| format!("{} could not be {what}", human::plural(count, "link")))
         .collect();
+    let failed_files = stale_files(args, out)?;
+    let failed: Vec<String> = failed.into_iter().chain(failed_files).collect();
     if failed.is_empty() { Ok(()) } else { bail!(failed.join(", ")) }
+}
+
+/// Removes the files of programs that have ended; says how many could not be removed.
+fn stale_files(args: &Args, out: &mut dyn Write) -> anyhow::Result<Option<String>> {
+    let dir = &args.dir.dir;
+    let files =
+        memory_files(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
+    let (mut removed, mut freed, mut not_removed) = (0_u64, 0_u64, 0_u64);
+    for file in files.iter().filter(|file| file.is_marked) {
+        let name = file.name.to_string_lossy();
+        match remove_stale(dir, &file.name) {
+            Ok(FileRemoval::Removed(bytes)) => {
+                writeln!(out, "removed {name} ({})", human::bytes(bytes))?;
+                removed += 1;
+                freed += bytes;
+            }
+            Ok(FileRemoval::InUse) => writeln!(out, "kept    {name}: a process uses it")?,
+            Ok(_) => {}
+            // In a directory of several users, a file of another user is no reason to leave the rest.
+            Err(error) => {
+                eprintln!("error: cannot remove {name}: {error}");
+                not_removed += 1;
+            }
+        }
+    }
+    if removed > 0 {
+        writeln!(out, "{} removed ({})", human::plural(removed, "file"), human::bytes(freed))?;
+    }
+    Ok((not_removed > 0).then(|| format!("{} could not be removed", human::plural(not_removed, "file"))))
 }

@@ -6,6 +6,7 @@
 //! | `seat_locks.rs` | which participants live |
 //! | `snapshot.rs` | who is attached, what is queued, who holds which buffer |
 //! | `tap.rs` | messages as they pass: `shmesh capture` |
+//! | `memory_files.rs` | files of other programs, and whether they are in use |
 //! | `remains.rs` | what is left of a link, and removing it |
 //!
 //! Nothing here sits down on a link, and nothing but [`Remains::remove`] writes: segments are mapped without the right to.
@@ -26,12 +27,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod memory_files;
 mod remains;
 mod seat_locks;
 mod segments;
 mod snapshot;
 mod tap;
 
+pub use memory_files::{
+    FileRemoval, FileUse, MemoryFile, MemoryKind, memory_files, remove_stale, stale_files,
+};
 pub use remains::{Remains, unused_names};
 pub use segments::{PoolView, View, names};
 pub use snapshot::{

@@ -271,7 +271,7 @@ fn try_close(store: &Store) -> Result<Option<Lock>> {
 
 /// What a file of a link is, by its name.
 #[derive(Clone, Copy)]
-enum FileKind {
+pub(super) enum FileKind {
     Segment,
     Socket,
 }
@@ -285,7 +285,7 @@ fn files_of(dir: &Path, name: &LinkName) -> Vec<(PathBuf, FileKind)> {
     found.take(MAX_FILES).collect()
 }
 
-fn kind_of(file: &str, link: &str) -> Option<FileKind> {
+pub(super) fn kind_of(file: &str, link: &str) -> Option<FileKind> {
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     // Exactly, because the name of another link may begin like that of a file of this one.
     let is_segment = std::iter::once(None).chain(PoolId::ALL.map(Some)).any(|pool| {

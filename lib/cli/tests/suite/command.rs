@@ -256,6 +256,40 @@ fn link_that_cannot_be_removed_does_not_end_the_removal_of_stale_links() {
     assert!(files(dir).iter().any(|name| name.starts_with("aaa")), "{:?}", files(dir));
 }
 
+/// Memory of programs that know nothing of links: seen by `ls`, and removed by `rm --stale` when it is marked and not in use.
+#[test]
+fn memory_of_other_programs_is_listed_and_removed_when_stale() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let dir = dir.path();
+    let create = |name: &str| shmesh_sys::lease::create(&dir.join(name), 0o660, 8192).unwrap();
+    let leased = create("psm_leased");
+    drop(create("sem.stale"));
+    fs::write(dir.join("unmarked"), "a file of another program").unwrap();
+    assert!(ok(dir, &["ls"]).contains("psm_leased"));
+    // A process that another test starts has copies of this one's descriptors for a moment.
+    let again = |args: &[&str], so: &dyn Fn(&str) -> bool| {
+        let said = (0..60_000).map(|_| ok(dir, args)).find(|said| so(said));
+        said.unwrap_or_else(|| panic!("never as expected: {args:?}"))
+    };
+    let listed: Value =
+        serde_json::from_str(&again(&["ls", "--output", "json"], &|said| said.contains("\"stale\"")))
+            .unwrap();
+    let files_listed = listed["files"].as_array().unwrap();
+    let seen: Vec<_> = files_listed
+        .iter()
+        .map(|file| (file["name"].as_str().unwrap(), file["use"].as_str().unwrap()))
+        .collect();
+    assert_eq!(seen, [("psm_leased", "leased"), ("sem.stale", "stale"), ("unmarked", "unknown")]);
+    assert_eq!(files_listed[0]["bytes"], 8192);
+    assert_eq!(files_listed[1]["kind"], "semaphore");
+    let processes = files_listed[0]["processes"].as_array().unwrap();
+    assert!(processes.iter().any(|pid| pid.as_u64() == Some(std::process::id().into())), "{processes:?}");
+    let out = again(&["rm", "--stale"], &|said| said.contains("removed sem.stale"));
+    assert!(out.contains("kept    psm_leased: a process uses it") && out.contains("1 file removed"), "{out}");
+    assert_eq!(files(dir), ["psm_leased", "unmarked"]);
+    drop(leased);
+}
+
 /// Buffers of such a demo are not released, so pools this small run out of them.
 #[test]
 fn kept_demo_leaves_as_much_as_fits() {
@@ -533,7 +567,9 @@ fn unusable_links_are_named_and_not_fatal() {
         assert!(table.contains(name), "{table}");
         assert!(fails(dir, &["dump", name], 1).contains(what), "{name}");
     }
-    assert!(!table.contains("bystander"), "{table}");
+    let (of_links, of_files) = table.split_once("\nFILE").unwrap();
+    assert!(!of_links.contains("bystander") && of_files.contains("bystander"), "{table}");
+    assert!(!of_files.contains("good") && !of_files.contains("version"), "{table}");
 
     for foreign in ["text", "empty", "folder", "symlink"] {
         for force in [&["rm", foreign][..], &["rm", foreign, "--force"]] {
