@@ -8,6 +8,7 @@ mod demo;
 mod device;
 mod doctor;
 mod dump;
+mod generate;
 mod human;
 mod keys;
 mod ls;
@@ -101,6 +102,10 @@ enum Command {
     Doctor(doctor::Args),
     /// Check whether device memory can be shared between processes
     Device(device::Args),
+    /// Print completions for a shell
+    Completions(generate::CompletionsArgs),
+    /// Write man pages of all commands to a directory
+    Man(generate::ManArgs),
 }
 
 /// The command line of processes that a subcommand starts. Separate from [`Cli`], because clap suggests hidden subcommands too.
@@ -154,6 +159,8 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Talk(args) => talk::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
         Command::Device(args) => device::run(args, out),
+        Command::Completions(args) => generate::completions(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Man(args) => generate::man(args).map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -789,3 +789,23 @@ fn document_links_resolve_and_every_document_has_links() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+#[test]
+fn completions_and_man_pages_cover_every_subcommand() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = ok(dir.path(), &["completions", shell]);
+        for name in ["capture", "doctor", "completions"] {
+            assert!(script.contains(name), "{shell} has no completion for {name}");
+        }
+        assert!(!script.contains("demo-side"), "{shell} completes the command line of a test process");
+    }
+    assert!(fails(dir.path(), &["completions", "dos"], 2).contains("bash"));
+    let man = dir.path().join("new/man1");
+    ok(dir.path(), &["man", man.to_str().unwrap()]);
+    for page in ["shmesh.1", "shmesh-dump.1", "shmesh-bench-links.1"] {
+        assert!(files(&man).iter().any(|name| name == page), "{page} is not among {:?}", files(&man));
+    }
+    assert!(fs::read_to_string(man.join("shmesh-dump.1")).unwrap().contains("\\-\\-dir"));
+    assert!(fails(dir.path(), &["man", "/proc/none"], 1).contains("/proc/none"));
+}

@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""Builds what a release consists of. Each command runs here as it runs in .github/workflows/release.yml; none needs a network
+beyond the package registries, and none uploads anything.
+
+    .ci/release.py version [v0.1.0]     print the version; with a tag, fail unless all files and the changelog agree with it
+    .ci/release.py notes                print the changelog's section of this version
+    .ci/release.py images OUT           both images for amd64 and arm64 as OCI layouts: OUT/shmesh-plugin, OUT/shmesh-sidecar
+    .ci/release.py chart OUT            the chart as OUT/shmesh-VERSION.tgz, and as an OCI layout: OUT/shmesh-chart
+    .ci/release.py debian OUT           OUT/shmesh_VERSION_ARCH.deb (command) and OUT/libshmesh-dev_VERSION_ARCH.deb (C libraries)
+
+Crates and wheels need no command of their own: `cargo publish --workspace` and `maturin build` (see docs/releasing.md).
+The same commit gives the same bytes: archives are sorted and have the time of the commit (SOURCE_DATE_EPOCH).
+"""
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART_FILES = ("Chart.yaml", "README.md", "values.yaml", "values.schema.json", "templates", "dashboards", "policy")
+IMAGES = {
+    "plugin": "Device plugin, identity service and injection webhook of shmesh",
+    "sidecar": "Keeps a pod's shared-memory links and brokers device memory; contains the shmesh command",
+}
+
+
+class ReleaseError(Exception):
+    """Why a release cannot be built, and what to change."""
+
+
+def run(*command, **options):
+    return subprocess.run([str(part) for part in command], check=True, cwd=ROOT, **options)
+
+
+def output(*command):
+    return run(*command, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def read(path):
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def commit_time():
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or output("git", "log", "-1", "--format=%ct"))
+
+
+def find(pattern, text, path):
+    found = re.search(pattern, text, re.MULTILINE)
+    if not found:
+        raise ReleaseError(f"{path} has no line that matches {pattern!r}")
+    return found[1]
+
+
+def workspace_version(cargo):
+    return find(r'^\[workspace\.package\]\nversion = "([^"]+)"$', cargo, "Cargo.toml")
+
+
+def disagreements(version, cargo, chart, changelog, tag):
+    """What must change before `version` can be released under `tag`."""
+    found = []
+    for name, other in re.findall(r'^(shmesh[a-z-]*) = \{ path = "[^"]+", version = "([^"]+)"', cargo, re.MULTILINE):
+        if other != version:
+            found.append(f"Cargo.toml: the dependency {name} has version {other}, the workspace {version}")
+    for key in ("version", "appVersion"):
+        other = find(rf"^{key}: (\S+)$", chart, "helm/Chart.yaml").strip('"')
+        if other != version:
+            found.append(f"helm/Chart.yaml: {key} is {other}, the workspace has version {version}")
+    if tag is not None:
+        if tag != f"v{version}":
+            found.append(f"the tag is {tag}, and the version {version} needs the tag v{version}")
+        if section(changelog, version) is None:
+            found.append(f'docs/changelog.md has no section "## {version}"')
+    return found
+
+
+def section(changelog, version):
+    """The text below the heading of `version`; None without a heading or text."""
+    found = re.search(rf"^## {re.escape(version)}(?: [^\n]*)?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    return (found[1].strip() or None) if found else None
+
+
+def version_command(tag):
+    cargo = read("Cargo.toml")
+    version = workspace_version(cargo)
+    found = disagreements(version, cargo, read("helm/Chart.yaml"), read("docs/changelog.md"), tag)
+    if found:
+        raise ReleaseError("\n".join(found))
+    print(version)
+
+
+def notes_command():
+    version = workspace_version(read("Cargo.toml"))
+    changelog = read("docs/changelog.md")
+    text = section(changelog, version) or section(changelog, "Unreleased")
+    if text is None:
+        raise ReleaseError(f'docs/changelog.md has neither a section "## {version}" nor "## Unreleased"')
+    # Links of the changelog are relative to docs/.
+    print(re.sub(r"\]\((?!https?:|#)([^)]+)\)", r"](docs/\1)", text))
+
+
+def add_tree(archive, root, name, mtime):
+    """Adds `root` as `name`: sorted, owned by root, without times of its own."""
+
+    def plain(member):
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mtime = mtime
+        return member
+
+    archive.add(root, name, recursive=False, filter=plain)
+    if root.is_dir() and not root.is_symlink():
+        for child in sorted(root.iterdir()):
+            add_tree(archive, child, f"{name}/{child.name}" if name != "." else child.name, mtime)
+
+
+def packed(entries, mtime):
+    """A gzipped tar of (path, name) entries, and the sha256 of the tar."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path, name in entries:
+            add_tree(archive, path, name, mtime)
+    return gzip.compress(plain.getvalue(), 9, mtime=0), hashlib.sha256(plain.getvalue()).hexdigest()
+
+
+class Layout:
+    """An OCI image layout: https://github.com/opencontainers/image-spec/blob/main/image-layout.md"""
+
+    def __init__(self, root):
+        self.root = Path(root)
+        shutil.rmtree(self.root, ignore_errors=True)
+        (self.root / "blobs" / "sha256").mkdir(parents=True)
+        self.write("oci-layout", {"imageLayoutVersion": "1.0.0"})
+
+    def write(self, name, value):
+        (self.root / name).write_text(json.dumps(value, sort_keys=True), encoding="utf-8")
+
+    def blob(self, media_type, data, **more):
+        """Adds a blob, and returns its descriptor."""
+        if not isinstance(data, bytes):
+            data = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+        digest = hashlib.sha256(data).hexdigest()
+        (self.root / "blobs" / "sha256" / digest).write_bytes(data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data), **more}
+
+    def manifest(self, config, layers, annotations, **more):
+        media_type = "application/vnd.oci.image.manifest.v1+json"
+        manifest = {"schemaVersion": 2, "mediaType": media_type, "config": config, "layers": layers}
+        return self.blob(media_type, {**manifest, "annotations": annotations}, **more)
+
+    def index(self, manifests):
+        return {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": manifests,
+        }
+
+    def finish(self, top, tag):
+        top = {**top, "annotations": {"org.opencontainers.image.ref.name": tag}}
+        self.write("index.json", self.index([top]))
+
+
+def labels(title, description, version):
+    return {
+        "org.opencontainers.image.title": title,
+        "org.opencontainers.image.description": description,
+        "org.opencontainers.image.version": version,
+        "org.opencontainers.image.revision": output("git", "rev-parse", "HEAD"),
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    }
+
+
+def image_layout(out, image, roots, version, mtime):
+    """One image of `roots`: a dictionary from the architecture to the root file system."""
+    title = f"shmesh-{image}"
+    annotations = labels(title, IMAGES[image], version)
+    created = subprocess.run(
+        ["date", "-u", "-d", f"@{mtime}", "+%Y-%m-%dT%H:%M:%SZ"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+    layout = Layout(Path(out) / title)
+    manifests = []
+    for architecture, root in sorted(roots.items()):
+        entries = [(child, child.name) for child in sorted(Path(root).iterdir())]
+        layer, diff_id = packed(entries, mtime)
+        config = {
+            "architecture": architecture,
+            "os": "linux",
+            "created": created,
+            "config": {"User": "65532:65532", "Entrypoint": [f"/usr/bin/{title}"], "Labels": annotations},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{diff_id}"]},
+            "history": [{"created": created, "created_by": "helm/images/build"}],
+        }
+        manifests.append(
+            layout.manifest(
+                layout.blob("application/vnd.oci.image.config.v1+json", config),
+                [layout.blob("application/vnd.oci.image.layer.v1.tar+gzip", layer)],
+                annotations,
+                platform={"architecture": architecture, "os": "linux"},
+            )
+        )
+    media_type = "application/vnd.oci.image.index.v1+json"
+    layout.finish(layout.blob(media_type, {**layout.index(manifests), "annotations": annotations}), version)
+    return layout.root
+
+
+def images_command(out, architectures):
+    version, mtime = workspace_version(read("Cargo.toml")), commit_time()
+    roots = {image: {} for image in IMAGES}
+    for architecture in architectures:
+        built = ROOT / "target" / "images" / architecture
+        run("helm/images/build", architecture, built)
+        for image in IMAGES:
+            roots[image][architecture] = built / image
+    for image in IMAGES:
+        print(image_layout(out, image, roots[image], version, mtime))
+
+
+def chart_command(out):
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    version, mtime = workspace_version(read("Cargo.toml")), commit_time()
+    chart = read("helm/Chart.yaml")
+    entries = [(ROOT / "helm" / name, f"shmesh/{name}") for name in CHART_FILES]
+    archive, _ = packed(entries, mtime)
+    (out / f"shmesh-{version}.tgz").write_bytes(archive)
+    layout = Layout(out / "shmesh-chart")
+    description = find(r"^description: (.+)$", chart, "helm/Chart.yaml")
+    # Helm reads name and version from the layer; registries show the rest from here.
+    config = {"apiVersion": "v2", "name": "shmesh", "version": version, "appVersion": version, "type": "application"}
+    config["description"] = description
+    layout.finish(
+        layout.manifest(
+            layout.blob("application/vnd.cncf.helm.config.v1+json", config),
+            [layout.blob("application/vnd.cncf.helm.chart.content.v1.tar+gzip", archive)],
+            labels("shmesh", description, version),
+        ),
+        version,
+    )
+    print(out / f"shmesh-{version}.tgz", layout.root, sep="\n")
+
+
+def control(package, version, architecture, description, **more):
+    fields = {
+        "Package": package,
+        "Version": version.replace("-", "~"),
+        "Architecture": architecture,
+        "Maintainer": "shmesh maintainers <maintainers@shmesh.invalid>",
+        "Section": "libdevel" if package.endswith("-dev") else "utils",
+        "Priority": "optional",
+        **more,
+        "Description": description,
+    }
+    return "".join(f"{key}: {value}\n" for key, value in fields.items())
+
+
+def debian_package(out, root, text):
+    package, architecture = find(r"^Package: (.+)$", text, "control"), find(r"^Architecture: (.+)$", text, "control")
+    document = root / "usr" / "share" / "doc" / package
+    document.mkdir(parents=True)
+    shutil.copy(ROOT / "LICENSE", document / "copyright")
+    for path in root.rglob("*"):
+        os.utime(path, (commit_time(), commit_time()), follow_symlinks=False)
+    (root / "DEBIAN").mkdir()
+    (root / "DEBIAN" / "control").write_text(text, encoding="utf-8")
+    path = Path(out) / f"{package}_{find(r'^Version: (.+)$', text, 'control')}_{architecture}.deb"
+    # dpkg-deb takes the times in the archive from this variable.
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(commit_time())}
+    run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, path, env=environment, stdout=subprocess.DEVNULL)
+    print(path)
+
+
+def strip(*paths):
+    for path in paths:
+        run("strip", "--strip-unneeded", path)
+
+
+def debian_command(out):
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    version, architecture = workspace_version(read("Cargo.toml")), output("dpkg", "--print-architecture")
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    run("cargo", "build", "--release", "--locked", "-p", "shmesh-cli")
+    with tempfile.TemporaryDirectory() as folder:
+        command, library = Path(folder) / "command", Path(folder) / "library"
+        program = command / "usr" / "bin" / "shmesh"
+        program.parent.mkdir(parents=True)
+        shutil.copy(target / "release" / "shmesh", program)
+        strip(program)
+        run(program, "man", command / "usr" / "share" / "man" / "man1")
+        for shell, path in (
+            ("bash", "usr/share/bash-completion/completions/shmesh"),
+            ("zsh", "usr/share/zsh/vendor-completions/_shmesh"),
+            ("fish", "usr/share/fish/vendor_completions.d/shmesh.fish"),
+        ):
+            (command / path).parent.mkdir(parents=True)
+            (command / path).write_text(output(program, "completions", shell) + "\n", encoding="utf-8")
+        debian_package(
+            out,
+            command,
+            control("shmesh", version, architecture, "look at, measure and clean up shared-memory links", Depends="libc6"),
+        )
+        run("lib/capi/install", "/usr", env={**os.environ, "DESTDIR": str(library)})
+        strip(*(path for path in (library / "usr" / "lib").glob("*.so*") if not path.is_symlink()))
+        debian_package(
+            out,
+            library,
+            control("libshmesh-dev", version, architecture, "shared-memory links for C and C++, and NVIPC's interface", Depends="libc6"),
+        )
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("version").add_argument("tag", nargs="?")
+    commands.add_parser("notes")
+    images = commands.add_parser("images")
+    images.add_argument("out", type=Path)
+    images.add_argument("--architecture", action="append", choices=("amd64", "arm64"))
+    for name in ("chart", "debian"):
+        commands.add_parser(name).add_argument("out", type=Path)
+    given = parser.parse_args(arguments)
+    try:
+        if given.command == "version":
+            version_command(given.tag)
+        elif given.command == "notes":
+            notes_command()
+        elif given.command == "images":
+            images_command(given.out, given.architecture or ["amd64", "arm64"])
+        elif given.command == "chart":
+            chart_command(given.out)
+        else:
+            debian_command(given.out)
+    except (ReleaseError, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"release.py: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Tests of release.py: what it refuses, and that its archives and layouts are what registries and programs expect."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import release
+
+CARGO = '[workspace.package]\nversion = "1.2.3"\n\nshmesh-sys = { path = "lib/sys", version = "1.2.3" }\n'
+CHART = "apiVersion: v2\nversion: 1.2.3\nappVersion: 1.2.3\n"
+CHANGELOG = "# Changelog\n\n## Unreleased\n\n- New.\n\n## 1.2.3 - 2026-01-01\n\n- Old.\n\n## 1.2.2\n"
+
+
+class Version(unittest.TestCase):
+    def test_agreement(self):
+        self.assertEqual(release.workspace_version(CARGO), "1.2.3")
+        self.assertEqual(release.disagreements("1.2.3", CARGO, CHART, CHANGELOG, "v1.2.3"), [])
+
+    def test_each_disagreement_is_named(self):
+        dependency = CARGO.replace('lib/sys", version = "1.2.3"', 'lib/sys", version = "1.2.2"')
+        self.assertIn("shmesh-sys", release.disagreements("1.2.3", dependency, CHART, CHANGELOG, None)[0])
+        chart = CHART.replace("appVersion: 1.2.3", 'appVersion: "1.2.4"')
+        self.assertIn("appVersion is 1.2.4", release.disagreements("1.2.3", CARGO, chart, CHANGELOG, None)[0])
+        self.assertIn("needs the tag v1.2.3", release.disagreements("1.2.3", CARGO, CHART, CHANGELOG, "1.2.3")[0])
+        empty = CHANGELOG.replace("- Old.\n", "")
+        self.assertIn("no section", release.disagreements("1.2.3", CARGO, CHART, empty, "v1.2.3")[0])
+
+    def test_this_tree_agrees(self):
+        cargo, chart = release.read("Cargo.toml"), release.read("helm/Chart.yaml")
+        version = release.workspace_version(cargo)
+        self.assertEqual(release.disagreements(version, cargo, chart, "", None), [])
+
+    def test_section(self):
+        self.assertEqual(release.section(CHANGELOG, "1.2.3"), "- Old.")
+        self.assertEqual(release.section(CHANGELOG, "Unreleased"), "- New.")
+        self.assertIsNone(release.section(CHANGELOG, "1.2.2"))
+        self.assertIsNone(release.section(CHANGELOG, "1.2"))
+
+
+class Archives(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.root = self.folder / "root"
+        (self.root / "usr" / "bin").mkdir(parents=True)
+        (self.root / "usr" / "bin" / "program").write_bytes(b"program")
+        (self.root / "usr" / "bin" / "program").chmod(0o755)
+        (self.root / "tmp").mkdir(mode=0o777)
+        (self.root / "tmp").chmod(0o1777)
+
+    def blob(self, layout, descriptor):
+        algorithm, digest = descriptor["digest"].split(":")
+        data = (layout / "blobs" / algorithm / digest).read_bytes()
+        self.assertEqual((hashlib.sha256(data).hexdigest(), len(data)), (digest, descriptor["size"]))
+        return data
+
+    def test_same_tree_gives_the_same_bytes(self):
+        entries = [(self.root, "root")]
+        first = release.packed(entries, 1000)
+        (self.root / "usr" / "bin" / "program").touch()
+        self.assertEqual(first, release.packed(entries, 1000))
+        self.assertNotEqual(first, release.packed(entries, 2000))
+
+    def test_members_belong_to_root_and_keep_their_mode(self):
+        with tarfile.open(fileobj=io.BytesIO(release.packed([(self.root, "root")], 7)[0])) as archive:
+            members = {member.name: member for member in archive}
+        self.assertEqual(list(members), ["root", "root/tmp", "root/usr", "root/usr/bin", "root/usr/bin/program"])
+        self.assertTrue(all((m.uid, m.gid, m.uname, m.mtime) == (0, 0, "", 7) for m in members.values()))
+        self.assertEqual(members["root/tmp"].mode, 0o1777)
+        self.assertEqual(members["root/usr/bin/program"].mode, 0o755)
+
+    def test_image_layout(self):
+        layout = release.image_layout(self.folder / "out", "sidecar", {"amd64": self.root, "arm64": self.root}, "1.2.3", 7)
+        self.assertEqual(json.loads((layout / "oci-layout").read_text()), {"imageLayoutVersion": "1.0.0"})
+        (top,) = json.loads((layout / "index.json").read_text())["manifests"]
+        self.assertEqual(top["annotations"], {"org.opencontainers.image.ref.name": "1.2.3"})
+        index = json.loads(self.blob(layout, top))
+        self.assertEqual([m["platform"]["architecture"] for m in index["manifests"]], ["amd64", "arm64"])
+        for descriptor in index["manifests"]:
+            manifest = json.loads(self.blob(layout, descriptor))
+            config = json.loads(self.blob(layout, manifest["config"]))
+            self.assertEqual(config["config"]["User"], "65532:65532")
+            self.assertEqual(config["config"]["Entrypoint"], ["/usr/bin/shmesh-sidecar"])
+            self.assertEqual(config["created"], "1970-01-01T00:00:07Z")
+            (layer,) = manifest["layers"]
+            plain = gzip.decompress(self.blob(layout, layer))
+            self.assertEqual(config["rootfs"]["diff_ids"], [f"sha256:{hashlib.sha256(plain).hexdigest()}"])
+            with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
+                self.assertIn("usr/bin/program", archive.getnames())
+
+    def test_chart_has_all_its_files_and_nothing_else(self):
+        with mock.patch("builtins.print"):
+            release.chart_command(self.folder)
+        version = release.workspace_version(release.read("Cargo.toml"))
+        archive = (self.folder / f"shmesh-{version}.tgz").read_bytes()
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            names = set(files.getnames())
+        for path in (release.ROOT / "helm" / "templates").iterdir():
+            self.assertIn(f"shmesh/templates/{path.name}", names)
+        self.assertIn("shmesh/Chart.yaml", names)
+        self.assertFalse([name for name in names if "tests" in name.split("/")[1:2] or "images" in name])
+        layout = self.folder / "shmesh-chart"
+        (top,) = json.loads((layout / "index.json").read_text())["manifests"]
+        manifest = json.loads(self.blob(layout, top))
+        self.assertEqual(manifest["config"]["mediaType"], "application/vnd.cncf.helm.config.v1+json")
+        self.assertEqual(self.blob(layout, manifest["layers"][0]), archive)
+
+
+if __name__ == "__main__":
+    unittest.main()
