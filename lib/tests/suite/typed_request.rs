@@ -293,7 +293,7 @@ fn any_words_in_both_lines_are_survived() {
     let world = World::new("requests=2");
     // Otherwise the types are replaced, as no participant uses them.
     world.secondary().send_inline(1, 0, b"").unwrap();
-    for pattern in [u64::MAX, 0x0a0a_0a0a_0a0a_0a0a, 0x1b5b_324a_1b5b_324a, 1 << 63] {
+    for pattern in [u64::MAX, 0x1b5b_324a_1b5b_324a] {
         for lines in [&LINES[..1], &LINES[1..], &LINES] {
             for line in LINES {
                 world.write(line, &[if lines.contains(&line) { pattern } else { 0 }; 8]);
