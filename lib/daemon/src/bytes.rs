@@ -1,4 +1,4 @@
-//! Numbers of bytes as Kubernetes quantities.
+//! Numbers of bytes in configurations of daemons, and in their schemas.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,10 +6,7 @@ use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use shmesh::config::parse_bytes;
-
-const UNITS: [(&str, u32); 7] =
-    [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10), ("", 0)];
+use shmesh::config::{exact_bytes, parse_bytes};
 
 /// Regular expression for non-negative Kubernetes quantities, for schemas.
 pub const PATTERN: &str = r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?";
@@ -36,9 +33,7 @@ impl FromStr for Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |&(_, shift): &(&str, u32)| self.0 != 0 && self.0.trailing_zeros() >= shift;
-        let (suffix, shift) = UNITS.into_iter().find(|unit| fits(unit)).unwrap_or(("", 0));
-        write!(f, "{}{suffix}", self.0 >> shift)
+        f.write_str(&exact_bytes(self.0))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Numbers of bytes as Kubernetes writes them: the one parser of the command, the daemons and the injector.
+//! Numbers of bytes as Kubernetes writes them: the one place where the library, the daemons and the injector read and write them.
 
 const BINARY: [(&str, u32); 6] = [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
 const DECIMAL: [(&str, i32); 10] =
@@ -39,9 +39,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
     u64::try_from(value).map_err(|_| QuantityError::TooLarge(text.to_owned()))
 }
 
-/// Writes a number of bytes as Kubernetes does, in the largest unit of 1,024 that it fills, with at most two digits after the
-/// point and rounded up: a size that is written as a message asks is
-/// large enough.
+/// Writes a number of bytes for people: in the largest unit of 1,024 that it fills, with at most two digits after the point and
+/// rounded up, so that a size that is set as a message asks is large enough. [`exact_bytes`] is for programs.
 ///
 /// ```
 /// use shmesh::config::format_bytes;
@@ -60,6 +59,25 @@ pub fn format_bytes(bytes: u64) -> String {
         0 => format!("{whole}{unit}"),
         _ if rest % 10 == 0 => format!("{whole}.{}{unit}", rest / 10),
         _ => format!("{whole}.{rest:02}{unit}"),
+    }
+}
+
+/// Writes a number of bytes for programs: as a whole number of the largest unit of 1,024 that is exact, so that each number has
+/// one text, which [`parse_bytes`] reads. [`format_bytes`] is for people.
+///
+/// ```
+/// use shmesh::config::{exact_bytes, parse_bytes};
+/// assert_eq!(exact_bytes(64 << 20), "64Mi");
+/// assert_eq!(exact_bytes(1536 << 20), "1536Mi");
+/// assert_eq!(exact_bytes((1 << 30) + 1), "1073741825");
+/// assert_eq!(parse_bytes(&exact_bytes(1025)), Ok(1025));
+/// ```
+#[must_use]
+pub fn exact_bytes(bytes: u64) -> String {
+    let is_exact = |(_, shift): &&(&str, u32)| bytes != 0 && bytes.trailing_zeros() >= *shift;
+    match BINARY.iter().find(is_exact) {
+        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
     }
 }
 
