@@ -105,9 +105,9 @@ pub(crate) fn main(cases: &[&[Case]]) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
-/// Starts this program again for each case, as many at a time as there are processors. Returns how many failed.
+/// Starts this program again for each case, twice as many at a time as there are processors, because some wait. Returns how many failed.
 fn run_all(chosen: &[&Case], threads: Option<usize>) -> usize {
-    let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1);
+    let threads = threads.unwrap_or_else(|| 2 * std::thread::available_parallelism().map_or(1, usize::from));
     let program = std::env::current_exe().expect("the path of this program");
     let waiting = Mutex::new(chosen.iter().collect::<VecDeque<_>>());
     let failed = Mutex::new(0);
