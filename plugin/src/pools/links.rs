@@ -1,15 +1,17 @@
-//! Garbage collection of links that no process has, in a pool that pods use.
+//! Garbage collection of links and marked files that no process has, in a pool that pods use.
 //!
 //! Each participant of a link, each sidecar that keeps it and each process that creates or removes it has a lock in the link's
 //! lock file, which the kernel releases when the process ends, whatever its pid namespace. A link without any lock for the grace
 //! period belongs to dead pods. Only the locks are read: pods can truncate files that would be mapped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::hash::Hash;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use shmesh::config::LinkName;
-use shmesh::inspect::{Remains, unused_names};
+use shmesh::inspect::{FileRemoval, Remains, remove_stale, stale_files, unused_names};
 
 use super::SweepReport;
 
@@ -18,26 +20,54 @@ const MAX_REMOVED: usize = 64;
 /// Links that are observed in one pool. Further ones wait until some of these are removed.
 const MAX_LINKS: usize = 16 * 1024;
 
-/// The unused links of a pool, and since when each was seen to be unused.
+/// The unused links and stale files of a pool, and since when each was seen to be unused.
 #[derive(Debug, Default)]
-pub(crate) struct UnusedLinks(HashMap<LinkName, Instant>);
+pub(crate) struct UnusedLinks {
+    links: HashMap<LinkName, Instant>,
+    files: HashMap<OsString, Instant>,
+}
 
 impl UnusedLinks {
-    /// Removes the links that no process has had in any round for the grace period.
+    /// Removes the links and files that no process has had in any round for the grace period.
     pub(crate) fn collect(&mut self, directory: &Path, now: Instant, grace: Duration) -> SweepReport {
         let mut report = SweepReport::default();
-        let Ok(unused) = unused_names(directory, MAX_LINKS) else { return report };
-        self.0.retain(|name, _| unused.contains(name));
-        for name in unused {
-            self.0.entry(name).or_insert(now);
+        if let Ok(unused) = unused_names(directory, MAX_LINKS) {
+            each_due(&mut self.links, unused, now, grace, |name| remove(directory, name, &mut report));
         }
-        let due = self.0.iter_mut().filter(|(_, since)| now.saturating_duration_since(**since) >= grace);
-        for (name, since) in due.take(MAX_REMOVED) {
-            remove(directory, name, &mut report);
-            // One that could not be removed lets the others go first.
-            *since = now;
+        if let Ok(stale) = stale_files(directory, MAX_LINKS) {
+            each_due(&mut self.files, stale, now, grace, |name| match remove_stale(directory, name) {
+                Ok(FileRemoval::Removed(bytes)) => {
+                    report.files += 1;
+                    report.bytes += bytes;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::debug!(?name, %error, "cannot be removed");
+                    report.failures += 1;
+                }
+            });
         }
         report
+    }
+}
+
+/// Calls `remove` for those that were unused in all rounds for the grace period.
+fn each_due<T: Eq + Hash>(
+    known: &mut HashMap<T, Instant>,
+    unused: HashSet<T>,
+    now: Instant,
+    grace: Duration,
+    mut remove: impl FnMut(&T),
+) {
+    known.retain(|name, _| unused.contains(name));
+    for name in unused {
+        known.entry(name).or_insert(now);
+    }
+    let due = known.iter_mut().filter(|(_, since)| now.saturating_duration_since(**since) >= grace);
+    for (name, since) in due.take(MAX_REMOVED) {
+        remove(name);
+        // One that could not be removed lets the others go first.
+        *since = now;
     }
 }
 
@@ -109,6 +139,26 @@ mod tests {
         drop(link);
         assert_eq!(links.collect(dir.path(), start + GRACE * 2, GRACE), SweepReport::default());
         assert!(links.collect(dir.path(), start + GRACE * 3, GRACE).files > 0);
+    }
+
+    #[test]
+    fn stale_file_of_another_program_is_removed_after_the_grace_period() {
+        let dir = shmesh_testing::ipc_dir();
+        let create = |name: &str| shmesh_sys::lease::create(&dir.path().join(name), 0o660, 4096).unwrap();
+        drop(create("stale"));
+        let leased = create("leased");
+        let (mut links, start) = (UnusedLinks::default(), Instant::now());
+        assert_eq!(links.collect(dir.path(), start, GRACE), SweepReport::default());
+        // A process that another test starts has copies of this one's descriptors for a moment; the grace period begins after it.
+        let mut rounds = 1..;
+        let mut removed = SweepReport::default();
+        shmesh_testing::until("the stale file is removed", || {
+            removed = links.collect(dir.path(), start + GRACE * rounds.next().unwrap(), GRACE);
+            removed.files > 0
+        });
+        assert_eq!(removed, SweepReport { files: 1, bytes: 4096, failures: 0 });
+        assert_eq!(shmesh_testing::files(dir.path()), ["leased"]);
+        drop(leased);
     }
 
     #[test]
