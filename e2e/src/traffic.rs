@@ -13,7 +13,7 @@ const ENOUGH: u64 = 20;
 pub(crate) struct Count {
     pub(crate) sent: u64,
     pub(crate) received: u64,
-    pub(crate) lost_or_twice: u64,
+    pub(crate) lost_or_duplicate: u64,
 }
 
 impl Count {
@@ -25,11 +25,11 @@ impl Count {
     fn parse(line: &str) -> Option<Self> {
         let line = line.strip_prefix("ended: ").unwrap_or(line);
         let (sent, line) = line.strip_prefix("sent ")?.split_once(", received ")?;
-        let (received, lost_or_twice) = line.split_once(", lost or twice ")?;
+        let (received, lost_or_duplicate) = line.split_once(", lost or duplicate ")?;
         Some(Self {
             sent: sent.parse().ok()?,
             received: received.parse().ok()?,
-            lost_or_twice: lost_or_twice.trim_end().parse().ok()?,
+            lost_or_duplicate: lost_or_duplicate.trim_end().parse().ok()?,
         })
     }
 }
@@ -59,7 +59,7 @@ pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
         if let Ok(last) = talk.count(cluster, true).await {
             let (pod, container) = (talk.pod, talk.container);
             ensure!(
-                last.lost_or_twice == 0,
+                last.lost_or_duplicate == 0,
                 "{pod}/{container} had lost messages when it was killed: {last:?}"
             );
         }
@@ -70,10 +70,10 @@ pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
             .pace
             .until(&what, async || {
                 let now = talk.count(cluster, false).await?;
-                if now.lost_or_twice > 0 {
+                if now.lost_or_duplicate > 0 {
                     return Ok(PollResult::Never(format!(
                         "{} were lost or came twice: {now:?}",
-                        now.lost_or_twice
+                        now.lost_or_duplicate
                     )));
                 }
                 // A lower count means that the process was restarted.
@@ -95,12 +95,12 @@ mod tests {
 
     #[test]
     fn last_count_is_parsed() {
-        let count = |sent, received, lost_or_twice| Some(Count { sent, received, lost_or_twice });
-        let log = "attached to radio as Primary, seat 0\nsent 50, received 49, lost or twice 0\n\
-                   sent 100, received 99, lost or twice 2\nadmitted process 7 to 9 bytes\n";
+        let count = |sent, received, lost_or_duplicate| Some(Count { sent, received, lost_or_duplicate });
+        let log = "attached to radio as Primary, seat 0\nsent 50, received 49, lost or duplicate 0\n\
+                   sent 100, received 99, lost or duplicate 2\nadmitted process 7 to 9 bytes\n";
         assert_eq!(Count::last(log), count(100, 99, 2));
-        assert_eq!(Count::last("ended: sent 1, received 2, lost or twice 0"), count(1, 2, 0));
-        for none in ["", "attached", "sent x, received 1, lost or twice 0", "sent 1, received 2"] {
+        assert_eq!(Count::last("ended: sent 1, received 2, lost or duplicate 0"), count(1, 2, 0));
+        for none in ["", "attached", "sent x, received 1, lost or duplicate 0", "sent 1, received 2"] {
             assert_eq!(Count::last(none), None, "{none}");
         }
     }

@@ -1,4 +1,4 @@
-//! A session with the broker of a link: one connection, questions and answers, and events in between. Blocking, no threads.
+//! A session with the broker of a link: one connection for requests, answers and events. Blocking, without threads.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,20 +25,20 @@ use crate::link::host::{find, lock_path, proof};
 use crate::segment::lock::Lock;
 use crate::segment::store::Store;
 
-/// How long a broker may take to answer: it may have to ask others first, for as long as a grant lives.
+/// Time limit for an answer of the broker, which may have to ask others first, for as long as a grant lives.
 pub(crate) const ANSWER_LIMIT: Duration =
     Duration::from_millis(shmesh_proto::limits::GRANT_MILLIS + 2 * ANSWER_MILLIS);
-/// Events that were not taken yet; older ones are dropped.
+/// Maximum number of events that were not taken yet; older ones are dropped.
 const EVENTS_MAX: usize = 1024;
 
-/// All processes that a sidecar knows.
+/// All processes that a sidecar has identified.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessList {
     /// Processes, by their bare thread-group ids.
     pub processes: Vec<Process>,
     /// Connections of unidentified processes.
     pub unidentified: u32,
-    /// Seats of the link that none of the processes has told of.
+    /// Seats of the link that none of the processes has claimed.
     pub unclaimed: Vec<Seat>,
 }
 
@@ -69,7 +69,8 @@ impl Client {
     /// Connects to the broker of `link` in the IPC directory `dir`.
     ///
     /// # Errors
-    /// [`Name`](ErrorKind::Name); [`NoBroker`](ErrorKind::NoBroker) when the link has no broker; [`System`](ErrorKind::System).
+    /// [`Name`](ErrorKind::Name); [`NoBroker`](ErrorKind::NoBroker) if the link has no broker;
+    /// [`System`](ErrorKind::System).
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
         let name: LinkName = link.parse()?;
         let link: Arc<str> = name.as_str().into();
@@ -78,7 +79,7 @@ impl Client {
         Ok(Self { link, dir, path, connection, last_id: 0, events: VecDeque::new() })
     }
 
-    /// Connects anew. Events that were not taken yet stay.
+    /// Connects again. Events that were not taken yet are kept.
     pub(crate) fn reconnect(&mut self) -> Result<()> {
         (self.path, self.connection) = dial(&self.dir, &self.link)?;
         Ok(())
@@ -89,7 +90,7 @@ impl Client {
         &self.connection
     }
 
-    /// Whether the broker has gone.
+    /// Whether the broker has closed the connection.
     pub(crate) fn is_hung_up(&self) -> bool {
         let ready = poll::wait(&mut [Watch::hung_up(&*self.connection)], Some(Instant::now()));
         ready.is_ok_and(|ready| ready > 0)
@@ -101,10 +102,11 @@ impl Client {
         &self.link
     }
 
-    /// The identity of this process as the broker knows it; `None` when a participant serves the link, which identifies no process.
+    /// The identity of this process as the broker knows it; `None` if a participant serves the link, which identifies
+    /// no process.
     ///
     /// # Errors
-    /// [`Refused`](ErrorKind::Refused); [`NoBroker`](ErrorKind::NoBroker) when it has gone.
+    /// [`Refused`](ErrorKind::Refused); [`NoBroker`](ErrorKind::NoBroker) if it has ended.
     pub fn identity(&mut self) -> Result<Option<PeerIdentity>> {
         match self.ask(request::Op::Hello(Hello {}), &[])? {
             (reply::Result::Welcome(welcome), _) => Ok(welcome.identity),
@@ -115,11 +117,12 @@ impl Client {
     /// All processes that the sidecar of the link knows; `None` without a sidecar: a participant that serves the link
     /// identifies no process.
     ///
-    /// For the sidecar's operator: a process that the sidecar can see, of its user or root, as `kubectl exec` into its
-    /// container starts one.
+    /// Only an operator may ask: a process in the sidecar's pid namespace that runs as its user or root, such as one
+    /// that `kubectl exec` starts in its container.
     ///
     /// # Errors
-    /// [`Denied`](ErrorKind::Denied) for all other processes; [`NoBroker`](ErrorKind::NoBroker) when the sidecar has gone.
+    /// [`Denied`](ErrorKind::Denied) for all other processes; [`NoBroker`](ErrorKind::NoBroker) if the sidecar has
+    /// ended.
     pub fn processes(&mut self) -> Result<Option<ProcessList>> {
         let mut all = ProcessList::default();
         loop {
@@ -140,11 +143,11 @@ impl Client {
         }
     }
 
-    /// What is known of all device keys, and not the keys themselves; `None` and for whom as with
-    /// [`processes`](Self::processes).
+    /// All device keys of the sidecar, without the keys themselves. `None` without a sidecar, and only for an operator,
+    /// as with [`processes`](Self::processes).
     ///
     /// # Errors
-    /// As there.
+    /// As [`processes`](Self::processes).
     pub fn all_keys(&mut self) -> Result<Option<Vec<KeyInfo>>> {
         let mut all = Vec::new();
         loop {
@@ -162,7 +165,7 @@ impl Client {
         }
     }
 
-    /// `None`: this broker is no sidecar.
+    /// Sends a request to the sidecar. `None` if this broker is not a sidecar.
     fn ask_sidecar(&mut self, op: request::Op) -> Result<Option<reply::Result>> {
         match self.converse(op, &[])? {
             Ok((result, _)) => Ok(Some(result)),
@@ -171,10 +174,10 @@ impl Client {
         }
     }
 
-    /// The oldest event that was not taken yet. Never waits.
+    /// Takes the oldest event. Never waits.
     ///
     /// # Errors
-    /// [`NoBroker`](ErrorKind::NoBroker) when it has gone: connect again.
+    /// [`NoBroker`](ErrorKind::NoBroker) if it has ended: connect again.
     pub fn event(&mut self) -> Result<Option<Happened>> {
         while self.is_readable(Duration::ZERO)? {
             let (reply, _) = self.receive()?;
@@ -183,17 +186,17 @@ impl Client {
         Ok(self.events.pop_front())
     }
 
-    /// The oldest event that has come and was not taken yet, whether the broker is there or not.
+    /// Takes the oldest received event, even if the broker has ended.
     pub(crate) fn kept_event(&mut self) -> Option<Happened> {
         self.events.pop_front()
     }
 
-    /// Events that have come and were not taken yet.
+    /// Received events that were not taken yet.
     pub(crate) fn kept_events(&self) -> impl Iterator<Item = &Happened> {
         self.events.iter()
     }
 
-    /// Adds something that the broker would say if it could.
+    /// Adds an event on behalf of a broker that has ended.
     pub(crate) fn happened(&mut self, happened: Happened) {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
@@ -201,7 +204,7 @@ impl Client {
         self.events.push_back(happened);
     }
 
-    /// Leaves out events that have come and were not taken yet.
+    /// Drops received events that were not taken yet.
     pub(crate) fn forget(&mut self, is_old: impl Fn(&Happened) -> bool) {
         self.events.retain(|happened| !is_old(happened));
     }
@@ -219,7 +222,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks, and waits for the answer. Events that come first are kept.
+    /// Sends a request, and waits for the answer. Events that come first are kept.
     pub(crate) fn ask(
         &mut self,
         op: request::Op,
@@ -228,7 +231,7 @@ impl Client {
         self.converse(op, fds)?.map_err(|refused| self.refused(refused))
     }
 
-    /// As [`ask`](Self::ask), with what a refusal says.
+    /// As [`ask`](Self::ask), but returns a refusal as a value.
     pub(crate) fn converse(
         &mut self,
         op: request::Op,
@@ -291,7 +294,7 @@ impl Client {
     }
 
     pub(crate) fn strange(&self) -> Error {
-        let what = "says what was not asked for; run one version on both sides";
+        let what = "sent an unexpected answer; run the same version on both sides";
         ErrorKind::Host { link: Arc::clone(&self.link), path: self.path.clone(), what }.into()
     }
 }
@@ -314,8 +317,8 @@ fn dial(dir: &Path, link: &Arc<str>) -> Result<(PathBuf, Arc<OwnedFd>)> {
 }
 
 impl AsFd for Client {
-    /// Readable when an event comes. One that came while something was asked is taken already: call
-    /// [`event`](Self::event) until there is none after each question, and before waiting.
+    /// Readable if there is an event. Events that were received during a request are not visible here: call
+    /// [`event`](Self::event) until there is none after each request, and before waiting.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }

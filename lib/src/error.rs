@@ -299,7 +299,7 @@ pub enum ErrorKind {
     },
     /// All inline cells of the link are in use.
     #[error(
-        "link {link}: all {len} inline cells are queued or borrowed by a receiver; receive some messages, or raise the ring's len"
+        "link {link}: all {len} slots for inline messages are queued or borrowed by a receiver; receive some messages, or raise the ring's len"
     )]
     InlineExhausted {
         /// Name of the link.
@@ -418,7 +418,7 @@ pub enum ErrorKind {
         /// Name of the link.
         link: Arc<str>,
     },
-    /// A request was made by the primary side, or asked for by the secondary.
+    /// A request was made on the primary side, or taken on the secondary side.
     #[error(
         "link {link}: the secondary side makes requests and the primary side answers them; this handle is {side}"
     )]
@@ -436,12 +436,12 @@ pub enum ErrorKind {
     WindowFull {
         /// Name of the link.
         link: Arc<str>,
-        /// Requests that it can have pending.
+        /// The maximum number of its pending requests.
         window: u32,
     },
-    /// The client takes no replies, and has as many waiting as it can.
+    /// The maximum number of replies waits for the client, which has not taken them.
     #[error(
-        "link {link}: the client in seat {seat} (process {pid}) has not taken {limit} replies {what}, which is the limit; serve others,          wait for it with `wait_room`, or drop the request; a larger pool_len or requests.window raises a client's share"
+        "link {link}: the client in seat {seat} (process {pid}) has not taken {limit} replies {what}, which is the limit; serve other clients, wait for it with `wait_room`, or drop the request; a larger pool_len or requests.window raises a client's share"
     )]
     RepliesFull {
         /// Name of the link.
@@ -450,7 +450,7 @@ pub enum ErrorKind {
         seat: u8,
         /// Process of the client.
         pid: u32,
-        /// Replies that wait for it.
+        /// The maximum number of replies that wait for it.
         limit: u32,
         /// What the limit is of.
         what: &'static str,
@@ -462,19 +462,21 @@ pub enum ErrorKind {
     ServerGone {
         /// Name of the link.
         link: Arc<str>,
-        /// The process, as its own pid namespace numbers it.
+        /// The process, as numbered in its own pid namespace.
         pid: u32,
     },
     /// The process that had taken the request dropped it without a last reply.
-    #[error("link {link}: process {pid} took the request and dropped it without a reply")]
+    #[error(
+        "link {link}: process {pid} took the request and dropped it without a last reply; look for the reason in its log"
+    )]
     Unanswered {
         /// Name of the link.
         link: Arc<str>,
-        /// The process, as its own pid namespace numbers it.
+        /// The process, as numbered in its own pid namespace.
         pid: u32,
     },
-    /// The last reply was sent, or taken, before.
-    #[error("link {link}: the request is over: its last reply came before")]
+    /// The last reply was sent, or taken, before this call.
+    #[error("link {link}: the request is complete, because its last reply was sent or taken before; drop it")]
     RequestOver {
         /// Name of the link.
         link: Arc<str>,
@@ -484,7 +486,7 @@ pub enum ErrorKind {
     InlineRequestTooLong {
         /// Name of the link.
         link: Arc<str>,
-        /// Bytes of the request.
+        /// Length of the request in bytes.
         len: usize,
     },
     /// The link carries typed messages of another type.
@@ -497,14 +499,15 @@ pub enum ErrorKind {
         link: Arc<str>,
         /// The type that was declared first, as a peer wrote it.
         declared: String,
-        /// The type of this process.
+        /// The type that this process requested.
         asked: String,
-        /// Seat and process id of a participant that uses it. `None` if none does, but messages of that type wait.
+        /// Seat and process id of a participant that uses the declared type. `None` if there is none, but messages of
+        /// that type are queued.
         user: Option<(u8, u32)>,
     },
     /// Another participant is declaring the type of the messages, and has not finished.
     #[error(
-        "link {link}: the participant in seat {seat} (process {pid}) is declaring a type just now; try again, or end it if it is stopped"
+        "link {link}: the participant in seat {seat} (process {pid}) is declaring the type of its messages; retry, or end that process if it is stopped"
     )]
     TypeUndecided {
         /// Name of the link.
@@ -514,12 +517,12 @@ pub enum ErrorKind {
         /// Process of that participant.
         pid: u32,
     },
-    /// No link can carry typed messages of this name.
-    #[error("link {link}: the name of a type has 1 to {limit} printable ASCII characters, unlike {name:?}; choose one with `typed_as` or `typed_requests_as`", limit = crate::segment::payload_type::NAME_MAX)]
+    /// The name of the type is too long, or has other characters than printable ASCII.
+    #[error("link {link}: the type name {name:?} is invalid; choose one of 1 to {limit} printable ASCII characters, with `typed_as` or `typed_requests_as`", limit = crate::segment::payload_type::NAME_MAX)]
     TypeName {
         /// Name of the link.
         link: Arc<str>,
-        /// The name that was asked for.
+        /// The invalid name of the type.
         name: String,
     },
     /// A value needs a stricter alignment than buffers have.
@@ -551,16 +554,16 @@ pub enum ErrorKind {
         /// The largest value that fits.
         limit: usize,
     },
-    /// A received message is no value of the type; it was dropped.
+    /// A received message is not a value of the type, and was dropped.
     #[error(
-        "link {link}: a message of {len} bytes is no value of {asked}, and was dropped; have its sender use the same type"
+        "link {link}: a message of {len} bytes is not a value of {asked}, and was dropped; use the same type in the sender"
     )]
     NotOfType {
         /// Name of the link.
         link: Arc<str>,
         /// The type of this process.
         asked: String,
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: usize,
     },
 
@@ -625,15 +628,17 @@ pub enum ErrorKind {
     Refused {
         /// Name of the link.
         link: Arc<str>,
-        /// The reason in words.
+        /// The reason, as sent by the broker.
         text: String,
     },
     /// This process is not permitted, or the key does not exist. Only the broker's audit log says which.
-    #[error("link {link}: the broker denied the request: {text}")]
+    #[error(
+        "link {link}: the broker denied the request: {text}; the audit log of the sidecar has the reason"
+    )]
     Denied {
         /// Name of the link.
         link: Arc<str>,
-        /// The answer of the broker.
+        /// The text of the broker, which does not reveal the reason.
         text: String,
     },
     /// The imported memory is still in use in this process.
@@ -660,7 +665,7 @@ pub enum ErrorKind {
     System {
         /// Name of the link.
         link: Arc<str>,
-        /// What was attempted, as in "cannot ...".
+        /// The failed operation, as in "cannot ...".
         doing: String,
         /// The error from the kernel.
         source: io::Error,
@@ -717,10 +722,10 @@ fn still_imported(importers: &[i32]) -> String {
 fn remedy_of_other_type(link: &str, user: &Option<(u8, u32)>) -> String {
     match user {
         Some((seat, pid)) => format!(
-            "the participant in seat {seat} (process {pid}) uses that type: end it, or use one type on both sides"
+            "the participant in seat {seat} (process {pid}) uses that type: end that process, or use one type on both sides"
         ),
         None => format!(
-            "messages of that type wait: receive them, or create the link with `fresh`, or remove it with `shmesh rm {link}`"
+            "messages of that type are queued: receive them, create the link with `fresh`, or remove it with `shmesh rm {link}`"
         ),
     }
 }

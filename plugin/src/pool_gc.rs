@@ -1,5 +1,5 @@
-//! Tracks which pods hold which resources, as the kubelet lists them, and garbage-collects unused pools, and unused links in
-//! pools that are used.
+//! Tracks which pods hold which resources, as the kubelet lists them, and garbage-collects unused pools, and unused
+//! links in pools that are in use.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::resource::{Resource, ResourceKind};
 /// The current configuration and the advertised resources.
 type Resources = watch::Receiver<(Config, Vec<Arc<Resource>>)>;
 
-/// What earlier rounds found out about a pool.
+/// The results of earlier rounds for a pool.
 #[derive(Default)]
 struct PoolState {
     idle: IdleTimer<Instant>,

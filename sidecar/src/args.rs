@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", value_parser = link_name)]
     pub link: Vec<shmesh::config::LinkName>,
 
-    /// IPC directory: where the links are, a tmpfs
+    /// IPC directory with the links; must be on a tmpfs
     #[arg(long, env = shmesh::DIR_VARIABLE, default_value = shmesh::DEFAULT_DIR, value_name = "DIR")]
     pub dir: PathBuf,
 
@@ -75,8 +75,8 @@ pub struct Args {
     #[arg(long)]
     pub allow_cuda_legacy: bool,
 
-    /// Seconds after the start in which processes may register keys of a former sidecar again. Importers lose the keys that are
-    /// not registered by then
+    /// Seconds after the start in which processes may register keys of a previous sidecar again. Keys that are not
+    /// registered by then are lost for their importers
     #[arg(long, env = "SHMESH_RESTORE_SECONDS", default_value_t = RESTORE_SECONDS, value_name = "SECONDS",
         value_parser = clap::value_parser!(u64).range(0..=RESTORE_SECONDS))]
     pub restore_seconds: u64,

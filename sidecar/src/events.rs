@@ -1,4 +1,4 @@
-//! Closing descriptors of strangers, never on the thread that others wait for.
+//! Closing descriptors of clients, which can block, outside the thread of the event loop.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,11 +11,12 @@ const STACK_BYTES: usize = 64 * 1024;
 /// Pause before the next attempt to start a thread or a process.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Permits of sessions to close descriptors. Each takes a thread and a child process for some milliseconds, and so memory: many
-/// sessions that send strange descriptors at once must not add up.
+/// Permits of sessions to close descriptors. Each takes a thread and a child process for some milliseconds, and so
+/// memory, which must not add up if many sessions send strange descriptors at once.
 static SESSIONS: Semaphore = Semaphore::const_new(2);
 
-/// Closes what a session has sent. Returns when it is closed. Waits for other sessions, but for no close that lingers.
+/// Closes descriptors that a session has sent. Returns when they are closed. Waits for other sessions, but not for a
+/// close that blocks.
 pub(crate) async fn close_foreign(strange: impl Into<Lingering>) {
     let strange = strange.into();
     if !strange.is_empty() {
@@ -32,7 +33,8 @@ pub(crate) async fn close_now(strange: impl Into<Lingering>) {
     let mut strange = strange.into();
     while !strange.is_empty() {
         let (done, closed) = oneshot::channel();
-        // A thread that cannot be started drops its closure, which leaks the descriptors. So they go to the thread afterwards.
+        // If a thread cannot be started, its closure is dropped, which would leak the descriptors. So they are passed
+        // to the thread afterwards.
         let (give, take) = std::sync::mpsc::channel::<Lingering>();
         let close = move || {
             if let Ok(mut strange) = take.recv() {

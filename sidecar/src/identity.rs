@@ -1,8 +1,9 @@
 //! Identity of the process behind a connection, from the kernel or from the node's identity service.
 //!
-//! Since Linux 6.5 a connection gives a pidfd of the process that made it. Before, there is only a number, which may belong to
-//! another process by now. So that process must have started before the connection was accepted, must answer a challenge on the
-//! connection ([`KnownPeer::needs_proof`]) with packets that the kernel attributes to that number, and must live until then.
+//! Since Linux 6.5 the kernel gives a pidfd of the process that made a connection. Before, it only gives a process id,
+//! which may belong to another process by now. So that process must have started before the connection was accepted,
+//! must answer a challenge on the connection ([`KnownPeer::needs_proof`]) with packets that the kernel attributes to
+//! that process id, and must be alive until then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,32 +27,32 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// How long the identity service may take.
+/// Time limit for an answer of the identity service.
 const LIMIT: Duration = Duration::from_millis(ANSWER_MILLIS);
 
 /// Identifies processes by the kernel or the identity service.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver {
-    /// The node's identity service; without it this process knows whom its own pid namespace shows.
+    /// Socket of the node's identity service; without it only processes in this pid namespace can be identified.
     pub(crate) service: Option<PathBuf>,
     peer_pidfd: PeerPidfd,
-    /// Rate limit of the warning about unidentified clients, which strangers can cause.
+    /// Rate limit of the warning about unidentified clients, which any client can cause.
     unknown: Arc<Mutex<LogLimit>>,
-    /// Permits for questions to the service.
+    /// Permits for simultaneous questions to the service.
     turns: Arc<Semaphore>,
 }
 
-/// Questions to the identity service at the same time: it has 64 places for all of one pod.
+/// Maximum number of simultaneous questions to the identity service, which accepts 64 connections of a pod.
 const QUESTIONS_MAX: usize = 32;
 
 /// What is known about the process behind a connection.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPeer {
-    /// Its identity. Without one, it is refused.
+    /// Its identity. Without one, the client is refused.
     pub(crate) identity: Option<PeerIdentity>,
-    /// Readable when the process has ended.
+    /// A pidfd, readable when the process has ended.
     pub(crate) pidfd: Option<Pidfd>,
-    /// The pidfd, or the identity, was found by a number.
+    /// Whether the pidfd or the identity was found by process id only.
     pub(crate) needs_proof: bool,
 }
 
@@ -108,7 +109,8 @@ impl Resolver {
         }
     }
 
-    /// The processes (not threads) that have these numbers now. Missing: no process has the number. `None`: the service does not answer.
+    /// The processes (not threads) that have these process ids now; ids without a process are missing. `None` if the
+    /// service does not answer.
     pub(crate) async fn by_number(&self, tgids: Vec<i32>) -> Option<Vec<PeerIdentity>> {
         let Some(path) = &self.service else {
             let here = |tgid| Pidfd::of_number(tgid).and_then(|pidfd| identify(&Kernel, &pidfd, |_| None));
@@ -139,11 +141,12 @@ impl Resolver {
     }
 }
 
-/// The process that made a connection, to be compared with the senders on it: a connection may be passed on or inherited.
+/// The process that made a connection, to be compared with the senders of its packets: a connection may be passed on or
+/// inherited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connector {
     pid: u32,
-    /// Since Linux 6.9; 0 before.
+    /// Inode of its pidfd, since Linux 6.9; 0 before.
     inode: u64,
 }
 
@@ -158,14 +161,14 @@ impl Connector {
     pub(crate) fn has_sent(&self, packet: &Packet) -> bool {
         match &packet.sender_pidfd {
             Some(sender) if self.inode != 0 => file::inode(sender).is_ok_and(|inode| inode == self.inode),
-            // No descriptor was left for it.
+            // No descriptor was left for its pidfd.
             None if self.inode != 0 => packet.sender_pid == self.pid && self.pid != 0,
             _ => packet.sender_pid == self.pid,
         }
     }
 }
 
-/// Separates "no process has this number" from "it cannot be found out".
+/// Distinguishes "no process has this id" from "it cannot be determined".
 fn unless_absent(answer: Result<PeerIdentity, Unknown>) -> io::Result<Option<PeerIdentity>> {
     match answer {
         Ok(peer) => Ok(Some(peer)),
@@ -176,18 +179,18 @@ fn unless_absent(answer: Result<PeerIdentity, Unknown>) -> io::Result<Option<Pee
 
 fn said_by(found: io::Result<Vec<PeerIdentity>>) -> Option<Vec<PeerIdentity>> {
     found
-        .inspect_err(|error| tracing::warn!(%error, "the processes to be admitted cannot be identified"))
+        .inspect_err(|error| tracing::warn!(%error, "cannot identify the processes that an exporter admits"))
         .ok()
 }
 
 fn said(unknown: Unknown) -> io::Error {
     io::Error::other(match unknown {
-        Unknown::Gone => "it has ended",
+        Unknown::Gone => "the process has ended",
         Unknown::OutOfSight => {
-            "it is in a pid namespace that this one does not show: give the sidecar the node's identity service \
+            "the process is in a pid namespace that is not visible from here: give the sidecar the node's identity service \
              (--identity)"
         }
-        Unknown::Unavailable => "the kernel does not show it: /proc is hidden, or no descriptor is left",
+        Unknown::Unavailable => "the process is not visible: /proc is hidden, or no file descriptor is left",
         Unknown::BadQuestion | Unknown::BadDescriptor | Unknown::Unspecified => {
             "the identity service does not understand the request: run the same version of both"
         }

@@ -1,7 +1,7 @@
 //! Lists for the operator: processes and their seats.
 //!
-//! An operator is a process that this one can see, of its own user or root: as `kubectl exec` into the sidecar's container
-//! starts one. Another pod that shares the socket is in another pid namespace.
+//! An operator is a process in this pid namespace that runs as the sidecar's user or as root, such as one that `kubectl
+//! exec` starts in the sidecar's container. Another pod that shares the socket is in another pid namespace.
 
 use shmesh::{MAX_SEATS, Participant, SeatIndex, Side};
 use shmesh_proto::broker::{self, Process, Processes, Seat};
@@ -11,22 +11,22 @@ use shmesh_proto::packet;
 
 use crate::broker::{Credentials, Holdings};
 
-/// What a reply takes besides processes: its own frame, the counts, and unclaimed seats at most.
+/// Maximum bytes of a reply besides processes: its own frame, the counts, and unclaimed seats.
 const REST_BYTES: usize = 64 + MAX_SEATS * 24;
 
-/// Whether the process behind a connection is an operator. `me` is this process's effective user.
+/// Whether the process behind a connection is an operator. `me` is this process's effective user id.
 pub(crate) fn is_operator(peer: Option<Credentials>, me: u32) -> bool {
     peer.is_some_and(|peer| peer.pid != 0 && (peer.uid == 0 || peer.uid == me))
 }
 
-/// One page of processes, as long as it fits into a packet; at least one.
+/// One page of processes: as many as fit into a packet, at least one.
 pub(crate) fn page(all: impl Iterator<Item = Process>) -> Vec<Process> {
     let mut left = MAX_PACKET_BYTES - REST_BYTES;
     let mut page = Vec::new();
     for mut process in all {
         let mut bytes = wire_bytes(&process);
         if bytes > left && page.is_empty() {
-            // Longer names than a pod can have in a cluster.
+            // Only a hostile identity service sends names that are too long for a cluster.
             process.identity.iter_mut().for_each(|identity| identity.pod = None);
             bytes = wire_bytes(&process);
         }
@@ -37,7 +37,7 @@ pub(crate) fn page(all: impl Iterator<Item = Process>) -> Vec<Process> {
     page
 }
 
-/// With its tag and length.
+/// The size of a process in a packet, with its tag and length.
 fn wire_bytes(process: &Process) -> usize {
     packet::encode(&Processes { processes: vec![process.clone()], ..Processes::default() }).len()
 }

@@ -11,8 +11,8 @@
 //! | [`args`], [`config`] | flags; the links to keep |
 //! | `run.rs` | lifecycle; accepting connections |
 //! | `identity.rs` | identity of the process behind a connection |
-//! | `events.rs` | closing descriptors of strangers |
-//! | `pending.rs` | clients without a proof yet |
+//! | `events.rs` | closing descriptors of clients |
+//! | `pending.rs` | clients that have not proved their identity yet |
 //! | `shares.rs` | fair shares of limited resources |
 //! | `session.rs` | one connection: receiving and sending packets |
 //! | `actor/` | the one task that owns all state; attaching, seats, deaths |

@@ -1,5 +1,5 @@
-//! The links of this sidecar. A task of its own keeps each link and retries until it succeeds, so that a link that cannot be kept, or is
-//! damaged later, does not affect the others.
+//! The links of this sidecar. A separate task keeps each link and retries until it succeeds, so a link that cannot be
+//! kept, or is damaged later, does not affect the others.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,8 +27,8 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long the startup probe waits for links that cannot be kept.
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// How long one link may keep the others from creating their memory. Links are created one after the other, because each checks how
-/// much memory is left.
+/// Maximum time that one link may delay the others from creating their memory. Links are created one after the other,
+/// because each checks how much memory is left.
 const TURN_LIMIT: Duration = Duration::from_secs(2);
 /// Interval for checking the files of a link.
 const LOOK_PERIOD: Duration = Duration::from_secs(10);
@@ -43,19 +43,19 @@ pub(crate) struct KeptLink {
     pub(crate) host: LinkHost,
     /// A view of the link for the metrics.
     pub(crate) view: View,
-    /// The answer to `Attach`, and the descriptors beside it.
+    /// The answer to `Attach`, and its descriptors.
     pub(crate) attached: Attached,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
     files: Vec<NamedFile>,
 }
 
 impl KeptLink {
-    /// The damage to the link that was noticed so far.
+    /// The damage to the link that was found so far.
     fn damage(&self) -> Option<String> {
         Some(self.view.damage()?.to_string())
     }
 
-    /// As `damage`, and checks the files too: a truncated segment is noticed before its missing part is accessed.
+    /// As `damage`, and also checks the files: a truncated segment is detected before its missing part is accessed.
     fn look(&self) -> Option<String> {
         let changed = || self.files.iter().find(|file| !file.is_unchanged());
         self.damage()
@@ -90,7 +90,7 @@ impl NamedFile {
 #[derive(Debug)]
 pub(crate) struct Links {
     all: Vec<LinkEntry>,
-    /// The permit to create memory.
+    /// The permit for creating memory.
     turn: Semaphore,
     options: LinkOptions,
     has_peer_pidfds: bool,
@@ -110,7 +110,7 @@ struct LinkEntry {
 
 impl LinkEntry {
     fn kept(&self) -> MutexGuard<'_, Option<Arc<KeptLink>>> {
-        // A reference is replaced whole.
+        // The reference is replaced as a whole.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +151,7 @@ impl Links {
         self.all[link.0].config.name.as_str()
     }
 
-    /// The link, while it is kept and whole.
+    /// The link, while it is kept and undamaged.
     pub(crate) fn kept(&self, link: LinkIndex) -> Option<Arc<KeptLink>> {
         let slot = &self.all[link.0];
         let kept = slot.kept().clone()?;
@@ -162,7 +162,7 @@ impl Links {
         Some(kept)
     }
 
-    /// All links whose files are as they were.
+    /// All links whose files are unchanged.
     pub(crate) fn all_whole(&self) -> Vec<(LinkIndex, Arc<KeptLink>)> {
         let whole = self.all_kept().filter(|(link, kept)| {
             let is_whole = kept.look().is_none();
@@ -174,7 +174,7 @@ impl Links {
         whole.collect()
     }
 
-    /// All links that are kept and whole.
+    /// All links that are kept and undamaged.
     pub(crate) fn all_kept(&self) -> impl Iterator<Item = (LinkIndex, Arc<KeptLink>)> {
         self.indices().filter_map(|link| Some((link, self.kept(link)?)))
     }
@@ -184,7 +184,7 @@ impl Links {
         self.kept(link).map_or_else(Vec::new, |kept| kept.host.participants().collect())
     }
 
-    /// Recovers a participant that has died; later, if the link is not kept now.
+    /// Recovers a participant that has died; later, if the link is not kept at the moment.
     pub(crate) fn recover_participant(
         &self,
         link: LinkIndex,
@@ -195,7 +195,7 @@ impl Links {
             return kept.host.recover_participant(seat, word);
         }
         let mut unrecovered = self.all[link.0].unrecovered();
-        // A link has so many seats at a time; others are older ones.
+        // A link has this many seats at a time; further entries are older ones.
         if unrecovered.len() < MAX_SEATS {
             unrecovered.push((seat, word));
         }
@@ -207,20 +207,20 @@ impl Links {
         self.all[link.0].failures.get()
     }
 
-    /// After links were accessed: those that turned out to be damaged are given up.
+    /// Gives up links that turned out to be damaged when they were accessed.
     pub(crate) fn look_for_damage(&self) {
         if sigbus::any_damage() {
             self.all_kept().for_each(drop);
         }
     }
 
-    /// Gives all links up and removes their sockets.
+    /// Gives up all links and removes their sockets.
     pub(crate) fn release(&self) {
         self.all.iter().for_each(|slot| drop(slot.kept().take()));
     }
 
-    /// Keeps one link until this future is dropped. While it is kept, `serve` accepts participants. Before a new link of the same name
-    /// is kept, `forget` forgets the participants of the last one.
+    /// Keeps one link until this future is dropped. While it is kept, `serve` accepts participants. Before a new link
+    /// of the same name is kept, `forget` forgets the participants of the last one.
     pub(crate) async fn keep<S: Future, F: Future>(
         &self,
         link: LinkIndex,
@@ -249,7 +249,7 @@ impl Links {
                         _ = serve(listener) => return,
                         reason = self.damaged(link) => reason,
                     };
-                    // A link that is damaged again and again keeps its backoff.
+                    // A link that is damaged repeatedly keeps its backoff.
                     if kept_at.elapsed() >= RETRY_MAX {
                         pause = RETRY_MIN;
                     }
@@ -272,7 +272,7 @@ impl Links {
         }
     }
 
-    /// Waits until a link is damaged, and gives it up. Recovers dead participants meanwhile.
+    /// Waits until a link is damaged, and gives it up. Meanwhile recovers dead participants.
     async fn damaged(&self, link: LinkIndex) -> String {
         let slot = &self.all[link.0];
         loop {
@@ -291,12 +291,12 @@ impl Links {
                     "dead participants recovered"
                 );
             }
-            // Also without scrapes.
+            // Also without scrapes of the metrics.
             let _ = tokio::time::timeout(LOOK_PERIOD, slot.is_damaged.notified()).await;
         }
     }
 
-    /// Attempts to keep a link, in a thread of its own: meanwhile probes are answered, and other links get their turn.
+    /// Attempts to keep a link in a separate thread, so that probes are answered and other links get their turn.
     async fn attempt(&self, slot: &LinkEntry) -> Result<(KeptLink, AsyncFd<OwnedFd>)> {
         let turn = self.turn.acquire().await;
         let (options, config) = (self.options.clone(), slot.config.clone());
@@ -308,7 +308,7 @@ impl Links {
                 keeping.await
             }
         };
-        let kept = kept.context("the attempt to keep it was lost")??;
+        let kept = kept.context("the thread that keeps the link has panicked")??;
         let listener = listener(&kept, self.has_peer_pidfds).and_then(watched);
         let listener = listener.context("cannot wait for participants")?;
         Ok((kept, listener))
@@ -334,7 +334,7 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<KeptLink> {
     let fds = offer.fds.iter().map(|fd| fd.try_clone_to_owned().map(Arc::new)).collect::<io::Result<_>>();
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
     let view = host.view();
-    // Memory without names is here alone, and is not given up because of a file.
+    // A link whose memory has no names exists here alone, and is not given up because of a file.
     let files = host.files().into_iter().filter_map(NamedFile::of).collect();
     Ok(KeptLink { view, host, attached, fds, files })
 }

@@ -38,7 +38,7 @@ fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
 }
 
 fn start(args: &Args, links: &[shmesh::config::LinkConfig], filter: LogFilter) -> Result<()> {
-    // One thread: there is little to do, and an idle thread costs memory in every pod.
+    // A single thread: there is little to do, and an idle thread costs memory in every pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -23,14 +23,14 @@ struct ByReason {
     reason: &'static str,
 }
 
-/// Why a record is not in the audit log.
+/// The reason why a record is missing in the audit log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cause {
-    /// Its account caused too many.
+    /// The account exceeded its rate limit.
     Rate,
-    /// Too many of its account wait to be written.
+    /// Too many records of the account are queued.
     Queue,
-    /// The log cannot be written.
+    /// The log could not be written.
     Writer,
 }
 
@@ -77,12 +77,12 @@ impl Metrics {
         registry.register("denied", "Requests and connections refused", self.denied.clone());
         registry.register(
             "refused_connections",
-            "Connections closed because all places were taken",
+            "Connections refused at the connection limit",
             self.refused_connections.clone(),
         );
         registry.register(
             "audit_suppressed",
-            "Records that are not in the audit log, by cause",
+            "Records missing in the audit log, by cause",
             self.audit_suppressed.clone(),
         );
     }
@@ -110,8 +110,8 @@ impl Metrics {
     }
 }
 
-/// What is read in the shared memory of the links at each scrape, and at no other time. A series is there as long as what
-/// it counts: at most one for each seat, direction and pool of each link.
+/// Values that are read from the shared memory of the links at each scrape, and at no other time. A series exists as
+/// long as the thing that it counts: at most one for each seat, direction and pool of each link.
 #[derive(Clone, Debug)]
 pub(crate) struct LinksMetrics(pub(crate) Arc<Links>);
 
@@ -154,7 +154,7 @@ impl Collector for LinksMetrics {
         let links = &self.0;
         let mut seen: Vec<_> =
             links.all_whole().into_iter().map(|(link, kept)| (link, kept.view.snapshot(), kept)).collect();
-        // The snapshot of a link that turned out to be damaged says nothing.
+        // The snapshot of a link that turned out to be damaged is meaningless.
         links.look_for_damage();
         seen.retain(|(.., kept)| kept.view.damage().is_none());
         let is_seen = |link| seen.iter().any(|(other, ..)| *other == link);
@@ -166,8 +166,7 @@ impl Collector for LinksMetrics {
                 .indices()
                 .try_for_each(|link| values.one(&[("link", links.name(link))], is_seen(link).into()))
         })?;
-        let failures =
-            ("link_failures", "Attempts to keep a link that failed, and times that it was damaged");
+        let failures = ("link_failures", "Failed attempts to keep a link, and times that it was damaged");
         family(encoder, failures, MetricType::Counter, |values| {
             links
                 .indices()
@@ -187,7 +186,7 @@ impl Collector for LinksMetrics {
         family(encoder, participants, MetricType::Gauge, |v| each(v, &|_, now| now.seats.len() as u64))?;
         let wake_ups = ("wake_ups", "Times that a sleeping receiver was woken");
         family(encoder, wake_ups, MetricType::Counter, |v| each(v, &|_, now| now.wake_ups))?;
-        let reaped = ("reaped", "Participants that died, and whose loans were returned");
+        let reaped = ("reaped", "Participants that died and whose buffers were recovered");
         family(encoder, reaped, MetricType::Counter, |v| each(v, &|_, now| now.recovered))?;
 
         let directions = |values: &mut Values<'_>, value: &dyn Fn(&shmesh::inspect::RingView) -> u64| {
@@ -221,7 +220,7 @@ impl Collector for LinksMetrics {
             Ok(())
         })?;
 
-        let loans = ("loans", "Buffers that a participant writes, or has received and not released");
+        let loans = ("loans", "Buffers that a participant has loaned, or received and not released");
         family(encoder, loans, MetricType::Gauge, |values| {
             for (_, now, kept) in &seen {
                 for (seat, count) in loans_by_seat(now) {
@@ -265,7 +264,7 @@ impl Collector for LinksMetrics {
     }
 }
 
-/// How many buffers each seat holds: all that are taken, and those of the dead until it is taken back.
+/// The number of buffers that each seat holds, including those of dead participants until they are recovered.
 fn loans_by_seat(now: &Snapshot) -> Vec<(String, u64)> {
     let mut loans = std::collections::BTreeMap::new();
     for seat in &now.seats {

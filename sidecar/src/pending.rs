@@ -1,5 +1,5 @@
-//! Clients that have connected and not yet proved their identity, before Linux 6.5. The actor does not know them, so the limits per
-//! process and account apply here too, by the identity that they seem to have.
+//! Clients that have connected and not yet proved their identity, before Linux 6.5. The actor does not know them, so
+//! the limits per process and account apply here too, by their claimed identity.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ type Counts = BTreeMap<ClientKey, usize>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingClients(Arc<Mutex<Counts>>);
 
-/// The place of one pending client, free again when this is dropped.
+/// The place of one pending client, freed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PendingPermit {
     all: PendingClients,
@@ -29,7 +29,7 @@ pub(crate) struct PendingPermit {
 
 impl PendingClients {
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        // Numbers, each changed whole.
+        // Numbers, each of which changes as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

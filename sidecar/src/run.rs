@@ -73,8 +73,9 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
                 .await
                 .with_context(|| format!("cannot serve probes and metrics at {address}"))?;
             // Port 0 means any free port.
-            let address = listener.local_addr().context("the admin address is lost")?;
-            tracing::info!(%address, "probes and metrics");
+            let address =
+                listener.local_addr().context("cannot determine the address for probes and metrics")?;
+            tracing::info!(%address, "serving probes and metrics");
             let admin =
                 Admin { readiness: readiness.clone(), metrics: Arc::new(registry), log: Some(filter) };
             Some(tokio::spawn(admin::serve(listener, admin, stop.clone())))
@@ -157,11 +158,11 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
 
     tokio::select! {
         () = stop.cancelled() => {}
-        // Without the actor nothing works: end, to be started again.
+        // Nothing works without the actor: exit, to be restarted.
         ended = &mut actor => return ended.context("the sidecar's state was lost"),
     }
     let _ = to_actor.send(ActorEvent::Drain).await;
-    // Participants go on, and offer memory without names to the next sidecar. Queued answers are sent first.
+    // Participants continue, and offer memory without names to the next sidecar. Queued answers are sent first.
     sessions.close();
     let drained = tokio::time::timeout(DRAIN_LIMIT, async {
         let ended = actor.await;
@@ -175,8 +176,8 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     links.release();
     match drained {
         Ok(ended) => ended.context("the sidecar's state was lost")?,
-        // A slow reader can cause this: it is not a failure of the sidecar.
-        Err(_) => tracing::warn!("not all answers were sent before the shutdown limit"),
+        // A slow reader can cause this; it is not a failure of the sidecar.
+        Err(_) => tracing::warn!("shutdown limit reached: some clients did not read their last answers"),
     }
     tracing::info!("stopped");
     Ok(())
@@ -195,11 +196,11 @@ fn policy_for(links: usize, sessions: usize) -> Policy {
 
 /// Whether process ids in this pid namespace are those of the node.
 fn are_bare() -> Result<bool> {
-    let ours = Namespaces::own().context("cannot look at /proc/self/ns")?;
+    let ours = Namespaces::own().context("cannot read /proc/self/ns")?;
     if !ours.is_initial_pid() {
         tracing::warn!(
             pid_namespace = ours.pid,
-            "process ids of this pid namespace are not those that drivers use: to share device memory with other pods, set \
+            "process ids of this pid namespace differ from those that drivers use: to share device memory with other pods, set \
              the node's identity service (--identity)"
         );
     }
@@ -210,7 +211,7 @@ fn are_bare() -> Result<bool> {
 fn entropy() -> Result<impl FnMut(&mut [u8])> {
     let mut random = std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?;
     Ok(move |bytes: &mut [u8]| {
-        // Without randomness keys could be guessed: end, to be started again.
+        // Without random numbers keys could be guessed: exit, to be restarted.
         assert!(random.read_exact(bytes).is_ok(), "/dev/urandom cannot be read");
     })
 }
@@ -228,7 +229,7 @@ fn raise_limit() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Bytes of memory that are left beside the links. Existing links are charged already.
+/// Free bytes of memory, without the links. Existing links are charged already.
 fn memory_without(links: &[LinkConfig], dir: &Path) -> Option<u64> {
     let exists = |link: &LinkConfig| dir.join(format!("{}_shm", link.name)).exists();
     let needed = links.iter().filter(|link| !exists(link)).map(LinkConfig::payload_bytes);
@@ -258,20 +259,20 @@ fn open_descriptors() -> usize {
 struct FdBudget {
     /// Maximum number of connections.
     sessions: usize,
-    /// Processes that have attached: each keeps one for its pidfd until it ends, connected or not.
+    /// Maximum number of attached processes: each needs a descriptor for its pidfd until it ends, connected or not.
     attached: usize,
     /// Maximum number of keys.
     keys: usize,
-    /// Bytes that wait to be read by participants.
+    /// Maximum number of bytes that wait for participants to read them.
     outgoing: usize,
 }
 
 impl FdBudget {
-    /// Its connection, its pidfd, one while the identity service is asked, and those that a packet may carry.
+    /// Descriptors of a session: its connection, its pidfd, one for the identity service, and those of a packet.
     const PER_SESSION: usize = 3 + MAX_FDS;
-    /// A quarter of the rest is for attached processes, and never for keys.
+    /// Divisor of the remaining descriptors for attached processes; they are never used for keys.
     const PART_OF_ATTACHED: usize = 4;
-    /// For probes, `/proc`, and connections that are being refused.
+    /// Descriptors for probes, `/proc`, and connections that are being refused.
     const SPARE: usize = 24 + CLOSINGS_MAX;
 
     /// Bytes of a session: 7.5 KiB measured, plus what the kernel charges for sockets and descriptors.
@@ -285,7 +286,7 @@ impl FdBudget {
 
     /// The limits for `limit` descriptors, of which `used` are taken, and these bytes of memory.
     fn of(limit: usize, used: usize, memory: Option<u64>) -> Self {
-        // Two eighths for sessions, one for attached processes, three for keys, two for what waits to be read.
+        // Two eighths for sessions, one for attached processes, three for keys, two for unread bytes.
         let memory = memory.map_or(u64::MAX, |bytes| bytes.saturating_sub(Self::PROGRAM_BYTES));
         let fit =
             |eighths, bytes: u64| usize::try_from(memory / 8 * eighths / bytes).unwrap_or(usize::MAX).max(1);
@@ -325,7 +326,7 @@ struct Acceptor {
     metrics: Metrics,
     audit: AuditLog,
     links: Arc<Links>,
-    /// By user: nothing else is known when a connection is accepted.
+    /// Connections by user id: nothing else is known when a connection is accepted.
     places: Arc<Mutex<Shares<u32>>>,
     /// Permits for closing the queues of refused connections.
     closings: Arc<Semaphore>,
@@ -357,7 +358,7 @@ impl Acceptor {
             self.metrics.denied(reason);
             self.turn_away(Op::Open, &connection, None, link, reason);
             if let Some(stubborn) = hang_up(connection) {
-                // At most this many close at the same time. Each takes milliseconds, so that accepting goes on.
+                // A bounded number close at the same time. Each takes milliseconds, so accepting continues.
                 let closing = Arc::clone(&self.closings).acquire_owned().await;
                 tokio::spawn(async move {
                     close_now(stubborn).await;
@@ -399,7 +400,7 @@ impl Acceptor {
 
     async fn receive(&self, connection: OwnedFd, id: SessionId, link: LinkIndex) {
         let known = self.resolver.resolve(&connection).await;
-        // Its queue is not closed on this thread, also if something fails.
+        // Its queue is never closed on this thread, even if something fails.
         let connector = match Connector::of(&connection, &known) {
             Ok(connector) if set_nonblocking(&connection).is_ok() => connector,
             _ => return close_connection(connection).await,
@@ -407,13 +408,13 @@ impl Acceptor {
         let connection = match try_watched(connection) {
             Ok(connection) => connection,
             Err((connection, error)) => {
-                tracing::warn!(%error, "a connection cannot be watched");
+                tracing::warn!(%error, "cannot watch a connection; closing it");
                 return close_connection(connection).await;
             }
         };
         let session = ClientConnection { id, connection, connector };
         self.converse(&session, known, link).await;
-        // Its place is free when everything that it sent is closed.
+        // Its place becomes free when everything it sent is closed.
         close_connection(session.connection.into_inner()).await;
         let _ = self.actor.send(ActorEvent::Ended { session: id }).await;
     }

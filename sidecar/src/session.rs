@@ -1,4 +1,4 @@
-//! One connection: receiving and sending packets. The only module that waits for a client, and never longer than a second.
+//! One connection: receiving and sending packets. The only module that waits for a client, for at most a second.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,30 +18,30 @@ use crate::broker::{Reason, SessionId};
 use crate::events::close_foreign;
 use crate::identity::{Connector, KnownPeer};
 
-/// Bytes that wait for clients to read them. One account has at most half: more than the death of the exporter of all its imports
-/// takes, at 256 bytes each.
+/// Maximum number of bytes that wait for clients to read them. One account has at most half, which is more than the
+/// death of the exporter of all its imports causes, at 256 bytes each.
 pub(crate) const OUTGOING_BYTES_MAX: usize = 8 << 20;
 
 /// Maximum number of packets that wait for one client: a death can cause an event for each of its keys. A client that
 /// does not read is dismissed before that, when one packet has waited for a second.
 pub(crate) const OUTGOING_MAX: usize = 32_768;
 
-/// Packets that a participant may send before it has answered a challenge, and descriptors with them.
+/// Maximum number of packets, and of their descriptors, that a participant may send before it has answered a challenge.
 const EARLY_MAX: usize = 16;
 const EARLY_FDS_MAX: usize = MAX_FDS;
 
-/// Why a session ended.
+/// The reason why a session ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum End {
     /// The participant closed it, or died.
     Closed,
-    /// It sent something that is not a packet of the protocol.
+    /// The client sent something that is not a packet of the protocol.
     Malformed,
-    /// It does not read.
+    /// The client does not read its packets.
     Slow,
-    /// This process has no room for the descriptors that it sent.
+    /// This process has no room for the descriptors that the client sent.
     Full,
-    /// The actor ended it.
+    /// The actor ended the session.
     Dismissed,
 }
 
@@ -65,8 +65,9 @@ pub(crate) struct ClientConnection {
     pub(crate) connector: Connector,
 }
 
-/// Whether the process that made the connection answers a challenge on it and lives after that (before Linux 6.5). Earlier packets are
-/// kept in `early`. Waits for a first packet without a limit, as only clients that send one read challenges.
+/// Whether the process that made the connection answers a challenge on it and is alive after that (before Linux 6.5).
+/// Earlier packets are kept in `early`. Waits for a first packet without a limit, as only clients that send one read
+/// challenges.
 pub(crate) async fn proves(
     session: &ClientConnection,
     known: &KnownPeer,
@@ -107,7 +108,7 @@ async fn whole(received: io::Result<(Packet, io::Result<()>)>) -> Result<Packet,
     let (packet, is_whole) = received.map_err(|_| End::Closed)?;
     match is_whole {
         Ok(()) if packet.bytes.is_empty() => {
-            // The end, or an empty packet, which may carry descriptors.
+            // The end of the connection, or an empty packet, which may carry descriptors.
             close_foreign(packet.fds).await;
             Err(End::Closed)
         }
@@ -176,10 +177,10 @@ async fn read(
     let told = ActorEvent::Request { session: session.id, request, fds, is_strange, is_connectors };
     let read = actor.send(told).await.map_err(|_| End::Dismissed);
     if is_strange {
-        // The session waits for that: a client of this library never sends one.
+        // The session waits for the close: a correct client never sends such a descriptor.
         close_foreign(strange).await;
     } else if has_memory {
-        // The actor looks at them first: what one connection sends must not pile up here.
+        // The actor handles them first, so that packets of one connection do not pile up here.
         tokio::task::yield_now().await;
     }
     read

@@ -1,13 +1,14 @@
-//! Fair shares of a scarce resource: no source takes all of it, however little there is.
+//! Fair shares of a scarce resource: no source can take all of it, however little there is.
 //!
-//! With the sources in order of their size, each may have as much as the larger ones and itself leave free. So one source alone
-//! gets half, the next half of the rest, and something is always left for a newcomer. The rule does not depend on the order in
-//! which sources come: what they had before a restart of the sidecar they can have again, in any order.
+//! With the sources ordered by size, each may have as much as the larger ones and itself leave free. So a single source
+//! gets half, the next one half of the rest, and something is always left for a newcomer. The rule does not depend on
+//! the order in which sources arrive: after a restart of the sidecar they can have their old shares again, in any
+//! order.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A limited amount, and how much of it each source has.
+/// A limited amount, and the share of each source.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares<S> {
     max: usize,
@@ -35,7 +36,7 @@ impl<S: Clone + Ord> Shares<S> {
     /// Whether a source may take this amount. With `part` 2, each may have half of what is left free, with 1 all of it.
     pub(crate) fn may_take(&self, source: &S, amount: usize, part: usize) -> bool {
         let is_free = amount <= self.free();
-        // The source as the smallest one. If that is fair, every order is.
+        // Check the source as the smallest one. If that is fair, every order is.
         is_free
             && (self.of(source).saturating_mul(part) <= self.free()
                 || self.is_fair_with(source, amount, part))
@@ -56,7 +57,7 @@ impl<S: Clone + Ord> Shares<S> {
         })
     }
 
-    /// Takes an amount, whether the source may or not.
+    /// Takes an amount, even beyond the fair share.
     pub(crate) fn take(&mut self, source: &S, amount: usize) {
         self.used += amount;
         *self.by_source.entry(source.clone()).or_default() += amount;
@@ -72,16 +73,16 @@ impl<S: Clone + Ord> Shares<S> {
     }
 }
 
-/// Why a source gets no more.
+/// The reason why a source gets no more.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Full {
-    /// There is none left.
+    /// The whole amount is taken.
     All,
-    /// It has its share.
+    /// The source has its fair share.
     Source,
 }
 
-/// An amount that a source has until this is dropped.
+/// An amount that a source holds until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Share<S: Clone + Ord> {
     all: Arc<Mutex<Shares<S>>>,
@@ -113,7 +114,7 @@ impl<S: Clone + Ord> Drop for Share<S> {
 }
 
 fn lock<S>(all: &Mutex<Shares<S>>) -> MutexGuard<'_, Shares<S>> {
-    // Numbers, changed together without a panic in between.
+    // Numbers that change together, without a panic in between.
     all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

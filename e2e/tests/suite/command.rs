@@ -84,7 +84,7 @@ fn unrelated_user_is_refused_with_a_hint() {
         let output = shmesh(dir.path(), &[name, "link"]);
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1));
-        assert!(said.contains("ask where it runs"), "{said}");
+        assert!(said.contains("run the command in the sidecar's container"), "{said}");
         // As `kubectl exec` into its container.
         let inside = sidecar.child();
         let output = Command::new("nsenter")

@@ -129,7 +129,7 @@ async fn injected_two_pods_sample_runs() {
     let _sidecar = ready(machine.runtime(&running, name).command(&program("shmesh-sidecar")));
     let mut phy = started(&machine, &running, &phy["spec"]["containers"][0]);
     for side in [&mut phy, &mut mac] {
-        drain(side.0.stdout.take().unwrap(), "lost or twice 0");
+        drain(side.0.stdout.take().unwrap(), "lost or duplicate 0");
     }
 }
 

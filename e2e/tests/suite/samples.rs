@@ -83,7 +83,7 @@ fn attached(talk: &mut RunningSample) -> Lines {
 
 #[test]
 fn two_containers_of_a_pod() {
-    talks("two-containers.yaml", "lost or twice 0");
+    talks("two-containers.yaml", "lost or duplicate 0");
 }
 
 #[test]

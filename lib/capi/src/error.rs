@@ -24,11 +24,11 @@ pub enum shmesh_error_t {
     /// Invalid argument: a pointer is NULL, a string is not UTF-8, or a number is out of range.
     SHMESH_ERROR_ARGUMENT = 5,
     /// The object is not valid: the handle was closed, the configuration freed, the loan sent or dropped, the message
-    /// released; or it never was valid.
+    /// released; or the pointer was never valid.
     SHMESH_ERROR_ENDED = 6,
     /// Another thread is in a call with this handle. Use one handle per thread, from `shmesh_link_clone`.
     SHMESH_ERROR_BUSY = 7,
-    /// Loans or messages of this handle have not ended yet.
+    /// The handle still has loans that were not sent or dropped, or messages that were not released.
     SHMESH_ERROR_HELD = 8,
     /// The length is larger than the buffer.
     SHMESH_ERROR_TOO_LONG = 9,

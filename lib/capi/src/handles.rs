@@ -41,12 +41,12 @@ extern "C" fn after_fork() {
     let _ = FORKING.try_with(|held| held.take());
 }
 
-/// No address of a process has this bit, so no pointer of the application looks like a handle.
+/// The tag of handles. No address of a process has this bit, so no pointer of the application looks like a handle.
 const TAG: usize = 1 << 63;
 const INDEX_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 63 - INDEX_BITS;
 
-/// Slots of the first chunk. Each further chunk has twice as many as the one before it.
+/// Number of slots in the first chunk. Each further chunk has twice as many as the one before it.
 const FIRST_CHUNK: usize = 64;
 const CHUNKS: usize = 14;
 const _: () = assert!(FIRST_CHUNK << CHUNKS <= 1 << INDEX_BITS && usize::BITS == 64);
@@ -183,7 +183,7 @@ impl<T> HandleTable<T> {
             word >> STATE_BITS == generation && word & ((1 << STATE_BITS) - 1) != VACANT
         };
         let before = lives();
-        // Acquire: the second look comes after it.
+        // Acquire: the second check of the word comes after it.
         let name = slot.name.load(Ordering::Acquire);
         if before && lives() { name } else { std::ptr::null() }
     }
@@ -207,7 +207,7 @@ impl<T> HandleGuard<'_, T> {
         let generation = (this.idle >> STATE_BITS) + 1;
         // Release pairs with the lock of the free list for the next one, and with `name`.
         this.slot.word.store(generation << STATE_BITS | VACANT, Ordering::Release);
-        // A slot whose generations are used up is not used again.
+        // A slot without unused generations is not used again.
         if generation >> GENERATION_BITS == 0 {
             let _no_fork = no_fork();
             this.table.free().indices.push(this.index);

@@ -120,7 +120,9 @@ impl LinkGuard {
 #[cold]
 fn refusal(link: *const shmesh_link_t, refused: EnterError) -> CallError {
     match refused {
-        _ if link.is_null() => argument("link is NULL; pass what shmesh_link_create or _attach made"),
+        _ if link.is_null() => {
+            argument("link is NULL; pass a handle from shmesh_link_create or shmesh_link_attach")
+        }
         EnterError::Ended => CallError(
             SHMESH_ERROR_ENDED,
             "this link handle was closed or never was valid; create the link or attach to it again".into(),
@@ -339,7 +341,7 @@ pub(crate) fn with(
     uncancelled(|| act(LinkGuard::new(link)?.link()))
 }
 
-/// Messages that this reader of a broadcast ring did not get, because the writer overtook it; 0 on other links.
+/// The number of messages that this reader of a broadcast ring missed because the writer overtook it; 0 on other links.
 ///
 /// # Safety
 /// Each pointer is NULL or valid for its type.
@@ -353,7 +355,7 @@ pub unsafe extern "C" fn shmesh_link_lost(link: *const shmesh_link_t, lost: *mut
     })
 }
 
-/// Readers that get what the writer of a broadcast ring sends; 0 on other links.
+/// The number of readers that receive the messages of this broadcast ring's writer; 0 on other links.
 ///
 /// # Safety
 /// Each pointer is NULL or valid for its type.

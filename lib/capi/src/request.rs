@@ -10,29 +10,29 @@ use crate::link::{LinkGuard, in_time, limit, shmesh_link_t, with};
 use crate::message::{bytes, clear, ended, enter, nothing, resize, shmesh_loan_t, shmesh_message_t, show};
 use shmesh_error_t::*;
 
-/// A request that was made. End it with `shmesh_pending_drop`, once, also after its last reply. A copy of the structure is the same
-/// request, and ends with it.
+/// A pending request of a client. End it once, with `shmesh_pending_drop`, even after its last reply. A copy of the
+/// structure is the same request and ends with it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct shmesh_pending_t {
-    /// Reserved for the library.
+    /// Private: do not use.
     pub private_words: [u64; 2],
-    /// Reserved for the library: the handle, or NULL once it has ended.
+    /// Private: the handle, or NULL after the request has ended.
     pub private_link: *const shmesh_link_t,
 }
 
-/// A request that was received. End it with `shmesh_request_release`, once. A copy of the structure is the same request, and ends
-/// with it.
+/// A request that a server received. End it once, with `shmesh_request_release`. A copy of the structure is the same
+/// request and ends with it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct shmesh_request_t {
-    /// What the client sent; valid until the request is released. It is not released by itself.
+    /// The client's message. It is valid until the request is released, and must not be released itself.
     pub message: shmesh_message_t,
-    /// Seat of the client.
+    /// The seat of the client.
     pub client: u8,
-    /// Reserved for the library.
+    /// Private: do not use.
     pub private_words: [u64; 2],
-    /// Reserved for the library: the handle, or NULL once it was released.
+    /// Private: the handle, or NULL after the request was released.
     pub private_link: *const shmesh_link_t,
 }
 
@@ -40,12 +40,12 @@ fn no_pending() -> shmesh_pending_t {
     shmesh_pending_t { private_words: [0; 2], private_link: std::ptr::null() }
 }
 
-/// Makes a request of a loan: its first `msg_len` and `data_len` bytes. Only on the secondary side of a link with requests. After
-/// success the loan has ended, and the reply comes to `pending`. If it is refused the loan has not ended, unless this participant was
-/// EVICTED. FULL also when as many requests are pending as the link allows.
+/// Sends the first `msg_len` and `data_len` bytes of a loan as a request; `pending` receives its replies. Only on the
+/// secondary side of a link with requests. After success the loan has ended. After a failure it can be sent again or
+/// dropped, except after EVICTED. FULL also if this client has the maximum number of pending requests.
 ///
 /// # Safety
-/// Each pointer is NULL or points to a structure; the content of `pending` does not matter.
+/// Each pointer is NULL or points to a structure; `pending` may be uninitialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_loan_request(
     loan: *mut shmesh_loan_t,
@@ -90,10 +90,10 @@ pub unsafe extern "C" fn shmesh_loan_request(
     })
 }
 
-/// Makes a request of up to 104 bytes, without a buffer. Otherwise as `shmesh_loan_request`.
+/// Sends a request of up to 104 bytes, without a buffer. Otherwise as `shmesh_loan_request`.
 ///
 /// # Safety
-/// `msg` is NULL or points to `len` bytes; `pending` is NULL or points to a structure, whose content does not matter.
+/// `msg` is NULL or points to `len` bytes; `pending` is NULL or points to a structure, which may be uninitialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_request_inline(
     link: *const shmesh_link_t,
@@ -118,15 +118,15 @@ pub unsafe extern "C" fn shmesh_link_request_inline(
     })
 }
 
-/// Takes the next reply, and waits for it at most so many nanoseconds (a negative number: for ever; 0: not at all, and then it is
-/// EMPTY and not TIMEOUT). Release the reply with `shmesh_message_release`. `is_last` may be NULL; it becomes whether no reply comes
-/// after this one.
+/// Waits for the next reply, at most `timeout_ns` nanoseconds (negative: without a limit; 0: returns EMPTY instead of
+/// TIMEOUT), and takes it. Release the reply with `shmesh_message_release`. Sets `*is_last` to whether no further reply
+/// follows; `is_last` may be NULL.
 ///
-/// PEER_GONE: the process that took the request ended before its last reply; UNANSWERED: it dropped the request. What it had sent
-/// comes before. ENDED: the last reply was taken before, or `shmesh_pending_drop` was called.
+/// PEER_GONE: the server ended before its last reply. UNANSWERED: the server dropped the request. Earlier replies are
+/// returned before these errors. ENDED: the last reply was taken before, or `shmesh_pending_drop` was called.
 ///
 /// # Safety
-/// Each pointer is NULL or points to a structure; the content of `reply` does not matter.
+/// Each pointer is NULL or points to a structure; `reply` may be uninitialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_pending_wait(
     pending: *const shmesh_pending_t,
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn shmesh_pending_wait(
     })
 }
 
-/// Ends a request: replies that wait are freed, and none comes any more.
+/// Ends a pending request: waiting replies are freed, and no further ones are received.
 ///
 /// # Safety
 /// `pending` is NULL or points to a structure.
@@ -181,16 +181,16 @@ pub unsafe extern "C" fn shmesh_pending_drop(pending: *mut shmesh_pending_t) -> 
     })
 }
 
-/// Waits until a request can be taken, at most so many nanoseconds; a negative number is for ever. Only on the primary side.
+/// Waits for a request, at most `timeout_ns` nanoseconds; negative: without a limit. Only on the primary side.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_wait_request(link: *const shmesh_link_t, timeout_ns: i64) -> shmesh_error_t {
     with(link, |link| Ok(in_time(link.wait_request(limit(timeout_ns))?)))
 }
 
-/// Takes the oldest request; EMPTY if there is none. Never waits. Only on the primary side.
+/// Receives the oldest request; EMPTY if there is none. Never blocks. Only on the primary side.
 ///
 /// # Safety
-/// `request` is NULL or points to a structure, whose content does not matter.
+/// `request` is NULL or points to a structure, which may be uninitialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmesh_link_receive_request(
     link: *const shmesh_link_t,
@@ -219,9 +219,10 @@ pub unsafe extern "C" fn shmesh_link_receive_request(
     })
 }
 
-/// Replies with a loan: its first `msg_len` and `data_len` bytes. `is_last` is false when more replies follow, of which at most 7
-/// wait for the client, or fewer if it has not taken replies to its other requests: then it is FULL at once, and
-/// `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After success and UNWANTED the loan has ended.
+/// Sends the first `msg_len` and `data_len` bytes of a loan as a reply. Pass false for `is_last` if more replies follow. At most 7
+/// replies wait for the client, or fewer if it has not taken replies to its other requests. Beyond that this returns FULL at once:
+/// wait with `shmesh_request_wait_room`. UNWANTED: the client does not wait any more. After success and UNWANTED the loan has
+/// ended.
 ///
 /// # Safety
 /// Each pointer is NULL or points to a structure.
@@ -241,7 +242,9 @@ pub unsafe extern "C" fn shmesh_request_reply(
         let given = given.ok_or_else(|| argument("request is NULL; pass one"))?;
         let answer = answer.ok_or_else(|| argument("loan is NULL; pass one"))?;
         if given.private_link != answer.private_link {
-            return Err(argument("request and loan are of different handles; loan with the request's"));
+            return Err(argument(
+                "request and loan belong to different handles; loan with the handle of the request",
+            ));
         }
         let mut entered = enter(given.private_link, "request")?;
         let borrows = entered.borrows();
@@ -270,7 +273,7 @@ pub unsafe extern "C" fn shmesh_request_reply(
     })
 }
 
-/// Replies with up to 112 bytes, without a buffer. Otherwise as `shmesh_request_reply`.
+/// Sends a reply of up to 112 bytes, without a buffer. Otherwise as `shmesh_request_reply`.
 ///
 /// # Safety
 /// `request` is NULL or points to a structure, `msg` is NULL or points to `len` bytes.
@@ -303,8 +306,8 @@ fn wanted(sent: bool) -> shmesh_error_t {
     if sent { SHMESH_OK } else { SHMESH_ERROR_UNWANTED }
 }
 
-/// Waits until there is room for one more reply, or the client does not wait any more; at most so many nanoseconds, a negative
-/// number is for ever.
+/// Waits until there is room for one more reply, or the client does not wait any more; at most `timeout_ns`
+/// nanoseconds, negative: without a limit.
 ///
 /// # Safety
 /// `request` is NULL or points to a structure.
@@ -323,7 +326,7 @@ pub unsafe extern "C" fn shmesh_request_wait_room(
     })
 }
 
-/// Ends a request: its buffers can be loaned again. Without a last reply its client gets UNANSWERED.
+/// Releases a request and frees its buffers. If no last reply was sent, its client gets UNANSWERED.
 ///
 /// # Safety
 /// `request` is NULL or points to a structure.

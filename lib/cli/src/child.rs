@@ -1,4 +1,4 @@
-//! Processes that the demo and the benchmarks start, and what must be gone when they end, also by Ctrl-C.
+//! Child processes of the demo and the benchmarks, and their clean-up at the end, also after Ctrl-C.
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Write};
@@ -19,7 +19,7 @@ use shmesh_sys::signal::{Awaited, Signal};
 /// Exit status of an interrupted command, as in shells.
 const INTERRUPTED: i32 = 130;
 
-/// What this process has to end and to remove.
+/// The processes to end and the files to remove.
 #[derive(Debug, Default)]
 struct Duties {
     children: Vec<u32>,
@@ -30,7 +30,7 @@ struct Duties {
 impl Duties {
     fn do_all(&mut self) {
         for pid in self.children.drain(..) {
-            // Not reaped yet, so the number still is theirs.
+            // Not reaped yet, so the process id is still theirs.
             let _ = process::kill(pid);
             let _ = process::reap(pid);
         }
@@ -45,7 +45,7 @@ impl Duties {
     }
 }
 
-/// A run with processes of its own. Ending it, or interrupting it, ends them and removes what was made.
+/// A run with child processes. Dropping or interrupting it ends them and removes its links and directories.
 #[derive(Debug)]
 pub(crate) struct ProcessGroup {
     duties: Arc<Mutex<Duties>>,
@@ -56,7 +56,7 @@ fn locked(duties: &Mutex<Duties>) -> MutexGuard<'_, Duties> {
 }
 
 impl ProcessGroup {
-    /// Begins. Call it before there are other threads: signals must be blocked in all of them.
+    /// Begins a run. Call this before other threads exist: signals must be blocked in all of them.
     pub(crate) fn begin() -> Result<Self> {
         let duties = Arc::new(Mutex::new(Duties::default()));
         let signals = Awaited::block(&[Signal::Interrupt, Signal::Terminate, Signal::HangUp])
@@ -74,32 +74,32 @@ impl ProcessGroup {
         Ok(Self { duties })
     }
 
-    /// A link that must be gone at the end.
+    /// Removes a link at the end.
     pub(crate) fn owns_link(&self, dir: &Path, link: &LinkName) {
         locked(&self.duties).links.push((dir.to_owned(), link.clone()));
     }
 
-    /// No longer removes the links.
+    /// Keeps the links at the end.
     pub(crate) fn keeps_links(&self) {
         locked(&self.duties).links.clear();
     }
 
-    /// Makes a directory that is gone at the end.
+    /// Creates a directory that is removed at the end.
     pub(crate) fn make_dir(&self, dir: &Path) -> Result<()> {
         std::fs::create_dir(dir).with_context(|| format!("cannot make the directory {}", dir.display()))?;
         locked(&self.duties).dirs.push(dir.to_owned());
         Ok(())
     }
 
-    /// Starts this program again as `subcommand` with `spec`; `stdin` is what it reads.
+    /// Starts this program as `subcommand` with `spec`; `stdin` is its standard input.
     pub(crate) fn spawn(&self, subcommand: &str, spec: &impl Serialize, stdin: Stdio) -> Result<Child> {
         self.start(Command::new(this_program()?), subcommand, spec, stdin)
     }
 
-    /// The same in namespaces of its own: all that a container has but another root and another user.
+    /// As [`spawn`](Self::spawn), in namespaces of its own: like a container, without its root directory and user.
     pub(crate) fn spawn_apart(&self, subcommand: &str, spec: &impl Serialize, stdin: Stdio) -> Result<Child> {
         let mut command = Command::new("unshare");
-        // What it starts ends with it, however that ends.
+        // Its children end with it, whatever the reason.
         command.args([
             "--pid",
             "--fork",
@@ -127,7 +127,7 @@ impl ProcessGroup {
         let mut child = command.spawn().context("cannot start a process")?;
         let pid = child.id();
         duties.children.push(pid);
-        let stdout = child.stdout.take().context("a process without output")?;
+        let stdout = child.stdout.take().context("a child process has no standard output")?;
         Ok(Child { pid, lines: lines_of(stdout)?, duties: Arc::clone(&self.duties), ended: false })
     }
 }
@@ -139,7 +139,7 @@ impl Drop for ProcessGroup {
 }
 
 fn this_program() -> Result<PathBuf> {
-    std::env::current_exe().context("cannot find this program")
+    std::env::current_exe().context("cannot determine the path of this program")
 }
 
 fn lines_of(stdout: ChildStdout) -> Result<Receiver<String>> {
@@ -155,7 +155,7 @@ fn lines_of(stdout: ChildStdout) -> Result<Receiver<String>> {
     Ok(receiver)
 }
 
-/// One of our processes. It says what it found as lines of JSON; its complaints go to our standard error.
+/// A child process. It reports results as lines of JSON on standard output; its errors go to our standard error.
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: u32,
@@ -170,41 +170,42 @@ impl Child {
         self.pid
     }
 
-    /// The next thing that it says, waiting until `deadline`; calls `tick` meanwhile.
+    /// The next result, waiting until `deadline`; calls `tick` meanwhile.
     pub(crate) fn says<T: DeserializeOwned>(&self, deadline: Instant, mut tick: impl FnMut()) -> Result<T> {
         loop {
             match self.lines.recv_timeout(Duration::from_millis(50)) {
                 Ok(line) => {
-                    return serde_json::from_str(&line).with_context(|| format!("a process said {line:?}"));
+                    return serde_json::from_str(&line)
+                        .with_context(|| format!("a child process printed {line:?}, which is not a result"));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(anyhow!("process {} ended early; its message is above", self.pid));
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
-                    bail!("process {} took too long: is the machine overloaded?", self.pid);
+                    bail!("process {} did not report in time: is the machine overloaded?", self.pid);
                 }
                 Err(RecvTimeoutError::Timeout) => tick(),
             }
         }
     }
 
-    /// Stops it where it is, and waits until it stands.
+    /// Stops it by SIGSTOP, and waits until it has stopped.
     pub(crate) fn stop(&self) -> Result<()> {
         process::stop(self.pid).context("cannot stop a process")
     }
 
-    /// Kills it at whatever instruction it is.
+    /// Kills it by SIGKILL, at whatever instruction it is.
     pub(crate) fn kill(&mut self) {
         let _ = process::kill(self.pid);
         self.reap();
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it has exited by itself.
     pub(crate) fn join(mut self, deadline: Instant) -> Result<()> {
         // Its output closes when it ends.
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Disconnected) => {}
-            _ => bail!("process {} does not end", self.pid),
+            _ => bail!("process {} did not exit in time", self.pid),
         }
         match self.reap() {
             Some(true) => Ok(()),
@@ -212,7 +213,7 @@ impl Child {
         }
     }
 
-    /// Whether it ended well; `None` if that cannot be known.
+    /// Whether it exited successfully; `None` if that is unknown.
     fn reap(&mut self) -> Option<bool> {
         let mut duties = locked(&self.duties);
         self.ended = true;
@@ -229,12 +230,12 @@ impl Drop for Child {
     }
 }
 
-/// For a process that was started by [`ProcessGroup::spawn`]: ends it with its parent.
+/// Makes a process of [`ProcessGroup::spawn`] end with its parent. For the child.
 pub(crate) fn die_with_parent() -> Result<()> {
-    process::die_with_parent().context("cannot ask for the parent's death")
+    process::die_with_parent().context("cannot make this process end with its parent")
 }
 
-/// For such a process: says something to its parent.
+/// Reports a result to the parent. For the child.
 pub(crate) fn say(what: &(impl Serialize + Debug)) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, what)?;

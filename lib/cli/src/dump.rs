@@ -43,7 +43,7 @@ pub(crate) struct Args {
     output: Output,
 }
 
-/// Prints the state of the link.
+/// Prints the messages and buffers of the link.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let view = match View::open(&args.dir.dir, &args.link) {
         Ok(view) => view,
@@ -108,8 +108,8 @@ fn text(args: &Args, view: &View, snapshot: &Snapshot, out: &mut dyn Write) -> a
 
     if let Some(requests) = &snapshot.requests {
         let replies = match requests.replies {
-            1 => "1 reply waits".to_owned(),
-            count => format!("{count} replies wait"),
+            1 => "1 reply queued".to_owned(),
+            count => format!("{count} replies queued"),
         };
         writeln!(
             out,
@@ -139,13 +139,13 @@ fn text(args: &Args, view: &View, snapshot: &Snapshot, out: &mut dyn Write) -> a
     let mut table = Table::new(&["buffer", "hand", "by"]);
     let mut more = 0;
     for view in &snapshot.tables {
-        // What is queued was listed with its message.
+        // Queued buffers were listed with their messages.
         let held: Vec<&HeldBuffer> =
             view.held.iter().filter(|held| !matches!(held.hand, BufferState::Queued(_))).collect();
         more += held.len().saturating_sub(args.limit);
         for held in held.into_iter().take(args.limit) {
             let by = match held.hand {
-                BufferState::Orphaned(None) => "a message that is over".to_owned(),
+                BufferState::Orphaned(None) => "a message that has ended".to_owned(),
                 hand => seat_of(hand).map_or_else(String::new, |seat| who(snapshot, seat)),
             };
             table.row([format!("{}[{}]", pool_name(view), held.index), word(held.hand).to_owned(), by]);

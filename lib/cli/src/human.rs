@@ -1,4 +1,4 @@
-//! Numbers as people read them. The only place that formats sizes, times and rates.
+//! Formatting of numbers for people: the only place that formats sizes, times and rates.
 
 const BINARY: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -35,7 +35,7 @@ pub(crate) fn nanos(ns: f64) -> String {
     }
 }
 
-/// A count with its thousands apart: `1 234 567`.
+/// A count with separated thousands: `1 234 567`.
 pub(crate) fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -48,7 +48,7 @@ pub(crate) fn count(count: u64) -> String {
     text
 }
 
-/// Something per second: `12.3 M/s`.
+/// A rate per second: `12.3 M/s`.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate < 1e3 => format!("{rate:.0} /s"),
@@ -57,7 +57,7 @@ pub(crate) fn rate(per_second: f64) -> String {
     }
 }
 
-/// A figure of any size with as many digits as mean something.
+/// A figure with as many digits as are meaningful.
 pub(crate) fn figure(value: f64) -> String {
     let digits = match value {
         value if value < 10.0 => 2,
@@ -83,7 +83,7 @@ pub(crate) fn plural(count: u64, what: &str) -> String {
     format!("{} {what}{}", self::count(count), if count == 1 { "" } else { "s" })
 }
 
-/// The first bytes of something, in hexadecimal and in ASCII, as `hexdump -C` has them.
+/// The first bytes of a buffer, in hexadecimal and in ASCII, as in `hexdump -C`.
 pub(crate) fn hex(bytes: &[u8]) -> Vec<String> {
     let line = |(i, chunk): (usize, &[u8])| {
         let hex: Vec<String> = chunk.iter().map(|byte| format!("{byte:02x}")).collect();

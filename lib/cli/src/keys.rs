@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let asked = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.all_keys());
     let (keys, without) = match asked {
         Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => {
-            // A link without a sidecar has no keys; a link that is not there is a mistake.
+            // A link without a sidecar has no keys; a link that does not exist is an error.
             View::open(dir, &args.link)?;
             (None, "nobody")
         }
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 fn text(args: &Args, keys: Option<&[KeyInfo]>, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(keys) = keys else {
         let link = &args.link;
-        return Ok(writeln!(out, "link {link} has no sidecar, and without one there are no device keys")?);
+        return Ok(writeln!(out, "link {link} has no sidecar, so there are no device keys")?);
     };
     if keys.is_empty() {
         return Ok(writeln!(out, "no device keys")?);

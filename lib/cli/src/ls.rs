@@ -47,7 +47,7 @@ pub(crate) struct Args {
 struct ListedLink {
     name: LinkName,
     seen: shmesh::Result<(View, Snapshot)>,
-    /// In NVIPC's layout: what is seen of it in place of an error.
+    /// A link in NVIPC's layout, with what can be read of it.
     theirs: Option<LinkSnapshot>,
 }
 
@@ -184,7 +184,7 @@ pub(crate) fn mode(view: &View) -> &'static str {
     }
 }
 
-/// What a link is, for programs.
+/// The link as JSON for other programs.
 pub(crate) fn view_json(view: &View) -> Value {
     let pools = view.pools();
     let pools = pools.iter().map(|pool| {
@@ -207,7 +207,7 @@ pub(crate) fn view_json(view: &View) -> Value {
     })
 }
 
-/// The requests of a link; null when it has none.
+/// The requests of a link; null if it has none.
 pub(crate) fn requests_json(snapshot: &Snapshot) -> Value {
     snapshot.requests.map_or(Value::Null, |requests| {
         json!({

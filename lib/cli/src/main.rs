@@ -27,19 +27,19 @@ use clap::{Parser, Subcommand};
 use shmesh::ErrorKind;
 use shmesh::config::{ConfigError, NameError};
 
-/// Exit status after a failure, or when a check found a problem.
+/// Exit status after a failure, or if a check found a problem.
 const FAILED: u8 = 1;
 /// Exit status for an invalid command line, as in clap.
 const BAD_REQUEST: u8 = 2;
 /// Exit status for an invalid configuration (`EX_USAGE` of sysexits, as in the daemons).
 const BAD_CONFIG: u8 = 64;
 
-/// A request that is refused before anything is done.
+/// A request that is refused before anything is changed.
 #[derive(Debug)]
 enum Refusal {
     /// The command line is invalid in a way that clap cannot detect.
     Request(String),
-    /// The configuration lacks what the command line names.
+    /// The configuration lacks an item that the command line names.
     Config(String),
 }
 
@@ -164,7 +164,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
     }
 }
 
-/// Prints the chain of causes once, and finds the exit status.
+/// Prints the error and its causes once, and returns the exit status.
 fn complain(error: &anyhow::Error) -> ExitCode {
     let causes = || error.chain();
     if causes()

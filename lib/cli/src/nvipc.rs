@@ -1,4 +1,4 @@
-//! Links in NVIPC's own layout, beside those of ours: what can be seen of one, and why the rest cannot.
+//! Links in NVIPC's own layout, of which the commands can read only a part.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,14 +10,14 @@ use shmesh_nvipc_wire::{LinkSnapshot, QueuedMessage};
 use crate::human;
 use crate::table::Table;
 
-/// The link with this name, if it is one of NVIPC's.
+/// Reads the link with this name, if it is in NVIPC's layout.
 pub(crate) fn seen(dir: &Path, name: &LinkName) -> Option<LinkSnapshot> {
     LinkSnapshot::open(dir, name.as_str()).ok().flatten()
 }
 
-/// What else there is to do with one, for commands that cannot.
+/// The error of commands that do not support this layout, with alternatives.
 pub(crate) fn not_here(name: &LinkName, seen: &LinkSnapshot) -> String {
-    let lives = if seen.is_served { "its primary lives" } else { "no primary serves it" };
+    let lives = if seen.is_served { "its primary is alive" } else { "its primary is gone" };
     format!("link {name} is in NVIPC's layout, and {lives}")
 }
 
@@ -28,7 +28,7 @@ fn pools(seen: &LinkSnapshot) -> impl Iterator<Item = (PoolId, u32, u32, usize)>
     })
 }
 
-/// As `ls` lists it.
+/// The row of the link in `ls`.
 pub(crate) fn row(name: &LinkName, seen: &LinkSnapshot) -> [String; 8] {
     let pools = pools(seen)
         .map(|(id, size, len, _)| format!("{id} {len}x{}", human::bytes(size.into()).replace(' ', "")))
@@ -67,7 +67,7 @@ pub(crate) fn json(name: &LinkName, seen: &LinkSnapshot) -> Value {
     })
 }
 
-/// As `dump` shows it, with so many messages for each direction.
+/// Prints the link as `dump` does, with a maximum number of messages for each direction.
 pub(crate) fn dump(
     name: &LinkName,
     seen: &LinkSnapshot,
@@ -92,5 +92,5 @@ pub(crate) fn dump(
     }
     writeln!(out, "\npools")?;
     table.print(2, out)?;
-    Ok(writeln!(out, "\nThis layout does not say which process holds the others.")?)
+    Ok(writeln!(out, "\nThis layout does not record which process holds the other buffers.")?)
 }

@@ -1,4 +1,4 @@
-//! Participants in words and in JSON.
+//! Formatting of participants, in words and in JSON.
 
 use serde_json::{Value, json};
 use shmesh::Side;
@@ -17,14 +17,14 @@ pub(crate) fn state(seat: &SeatView) -> &'static str {
     }
 }
 
-/// How far a reader of a broadcast ring is behind, as a part of its state: `, 3 behind, 20 lost`.
+/// The position of a reader of a broadcast ring, as a part of its state: `, 3 behind, 20 lost`.
 pub(crate) fn place(seat: &SeatView) -> String {
     let Some(reader) = seat.reader else { return String::new() };
     let lost = if reader.lost == 0 { String::new() } else { format!(", {} lost", human::count(reader.lost)) };
     format!(", {} behind{lost}", human::count(reader.behind))
 }
 
-/// The readers of a broadcast ring in a sentence, if there are any.
+/// The readers of a broadcast ring in a sentence; `None` if there are none.
 pub(crate) fn readers(seats: &[SeatView]) -> Option<String> {
     let readers: Vec<_> = seats.iter().filter_map(|seat| seat.reader).collect();
     let behind = readers.iter().map(|reader| reader.behind).max()?;
@@ -66,7 +66,7 @@ pub(crate) fn doubts(seats: &[SeatView]) -> impl Iterator<Item = String> {
     })
 }
 
-/// One participant for programs.
+/// A participant as JSON for other programs.
 pub(crate) fn json(seat: &SeatView) -> Value {
     json!({
         "seat": seat.participant.seat.value(),

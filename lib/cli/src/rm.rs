@@ -79,7 +79,7 @@ fn one(args: &Args, name: &LinkName, out: &mut dyn Write) -> anyhow::Result<()> 
     let remains = Remains::of(&args.dir.dir, name)?;
     if let Some(theirs) = nvipc::seen(&args.dir.dir, name) {
         bail!(
-            "{}: end its processes, and remove {name}_* and sem.{name}_dbg_sem in {} when none is left",
+            "{}: end its processes first, then remove {name}_* and sem.{name}_dbg_sem in {}",
             nvipc::not_here(name, &theirs),
             args.dir.dir.display()
         );
@@ -93,7 +93,7 @@ fn one(args: &Args, name: &LinkName, out: &mut dyn Write) -> anyhow::Result<()> 
     let queued = remains.queued.unwrap_or(0) as u64;
     let bytes = remains.remove()?;
     let lost = if queued > 0 {
-        format!(", with {}", human::plural(queued, "waiting message"))
+        format!(", with {}", human::plural(queued, "queued message"))
     } else {
         String::new()
     };
@@ -135,21 +135,21 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         } else if let Some(user) = user(&remains) {
             Some(format!("{user} uses it"))
         } else {
-            // What cannot be read may hold messages.
+            // A link that cannot be read may hold messages.
             let waiting = match (&remains.damage, remains.queued) {
                 (Some(damage), _)
                     if remains.files.iter().any(|(path, _)| path.to_string_lossy().ends_with("_shm")) =>
                 {
                     Some(crate::in_one_line(damage))
                 }
-                (_, Some(queued)) if queued > 0 => Some(human::plural(queued as u64, "waiting message")),
+                (_, Some(queued)) if queued > 0 => Some(human::plural(queued as u64, "queued message")),
                 _ => None,
             };
             waiting.filter(|_| !args.force).map(|what| format!("{what}; --force removes it anyway"))
         };
         match kept {
             Some(why) => writeln!(out, "kept    {name}: {why}")?,
-            // In a directory of several users, a link of another user is no reason to leave the rest.
+            // In a directory of several users, a link of another user must not prevent the removal of others.
             None => match remains.remove() {
                 Ok(bytes) => {
                     writeln!(out, "removed {name} ({})", human::bytes(bytes))?;

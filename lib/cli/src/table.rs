@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-/// Where a column's text stands.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Align {
     Left,
@@ -17,7 +17,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these columns. A heading that starts with `>` stands over a column of numbers.
+    /// Creates a table with these columns. A heading that starts with `>` aligns its column to the right.
     pub(crate) fn new(heads: &[&str]) -> Self {
         let align = heads.iter().map(|head| if head.starts_with('>') { Align::Right } else { Align::Left });
         let names = heads.iter().map(|head| head.trim_start_matches('>').to_owned());
@@ -31,12 +31,12 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Whether there is nothing under the heading.
+    /// Whether the table has no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.len() == 1
     }
 
-    /// Prints it, each line after `indent` blanks.
+    /// Prints the table, each line after `indent` blanks.
     pub(crate) fn print(&self, indent: usize, out: &mut dyn Write) -> io::Result<()> {
         let columns = 0..self.align.len();
         let width =

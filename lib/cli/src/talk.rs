@@ -1,4 +1,4 @@
-//! `shmesh talk`: one side of an existing link, to try two pods and for tests of a cluster.
+//! `shmesh talk`: one side of an existing link, to try out two pods, and for tests of a cluster.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -33,7 +33,7 @@ The command waits for the link and runs until SIGTERM or SIGINT.";
 const COUNT: i32 = 1;
 /// Message id of a request for the region, with the process of the secondary.
 const WANTS: i32 = 2;
-/// Message id of the region's key, after the process that it is for.
+/// Message id of the region's key, after the process id that it is for.
 const KEY: i32 = 3;
 /// Time between two lines of output.
 const LINE: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     let mut talk = Talk { link: &link, me: incarnation(), sent: 0, heard: Heard::default(), lending };
     talk.go_on(args, &told, end, out)?;
     let Heard { received, wrong, .. } = talk.heard;
-    writeln!(out, "ended: sent {}, received {received}, lost or twice {wrong}", talk.sent)?;
+    writeln!(out, "ended: sent {}, received {received}, lost or duplicate {wrong}", talk.sent)?;
     if wrong > 0 {
         bail!("{wrong} messages were lost or duplicated");
     }
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// A number that identifies this run of the sender: a restarted one has another.
+/// A number that identifies this run of the sender: a restarted sender has another one.
 fn incarnation() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos() & u128::from(u64::MAX)).unwrap_or(0) ^ u64::from(std::process::id())
@@ -130,7 +130,7 @@ struct Heard {
 
 impl Heard {
     fn note(&mut self, from: u64, number: u64) {
-        // Messages from before we attached do not count.
+        // Messages from before this process attached do not count.
         let next = self.next.entry(from).or_insert(number);
         self.wrong += next.abs_diff(number);
         *next = number + 1;
@@ -166,7 +166,7 @@ impl Talk<'_> {
             }
             if now >= line {
                 let Heard { received, wrong, .. } = self.heard;
-                writeln!(out, "sent {}, received {received}, lost or twice {wrong}", self.sent)?;
+                writeln!(out, "sent {}, received {received}, lost or duplicate {wrong}", self.sent)?;
                 out.flush()?;
                 line = now + LINE;
             }
@@ -176,7 +176,8 @@ impl Talk<'_> {
         Ok(())
     }
 
-    /// A number that finds no place is sent the next time: nothing is lost because the other side is not there.
+    /// Sends the next number. If there is no room, the same number is sent the next time, so nothing is lost while the
+    /// other side is away.
     fn send(&mut self) -> Result<()> {
         if let Some(lending) = &mut self.lending {
             lending.ask(self.link)?;
@@ -213,24 +214,24 @@ impl Talk<'_> {
                 drop(message);
                 lending.read(key, out)?;
             }
-            // From another program, or from `shmesh talk` with other flags.
+            // A message of another program, or of `shmesh talk` with other flags.
             _ => {}
         }
         Ok(ControlFlow::Continue(()))
     }
 }
 
-/// Memory that one side lends and the other reads.
+/// The exchange of a memory region: one side exports it, the other reads it.
 struct RegionExchange {
     session: Session<HostMemory>,
     key: Option<DeviceKey>,
-    /// The secondary asks until it has read.
+    /// Whether the secondary still asks for the key.
     wants: bool,
     /// The process to admit instead of this one.
     ask_for: Option<i32>,
-    /// For whom it has asked.
+    /// The process that the key was requested for.
     asked: Option<u64>,
-    /// It was refused, as it should be.
+    /// Whether the import was refused, as expected.
     is_refused: bool,
 }
 
@@ -296,18 +297,20 @@ impl RegionExchange {
                 writeln!(out, "refused: the key is for process {other}")?;
                 return Ok(out.flush()?);
             }
-            (Ok(_), Some(other)) => bail!("the key of process {other} was good for this one"),
+            (Ok(_), Some(other)) => {
+                bail!("the import succeeded, although the key admits only process {other}")
+            }
             (imported, _) => imported?,
         };
         let mut bytes = vec![0; usize::try_from(REGION)?];
         memory.read_at(0, &mut bytes)?;
         if let Some(at) = bytes.iter().enumerate().position(|(at, found)| *found != byte(at)) {
-            bail!("the region is not what was lent: byte {at} differs");
+            bail!("the imported region differs from the exported one at byte {at}");
         }
         drop(memory);
         self.session.close(&key)?;
         self.wants = false;
-        writeln!(out, "read {REGION} bytes that the other side lends, as they were written")?;
+        writeln!(out, "read {REGION} bytes of the other side's region; all are as written")?;
         Ok(out.flush()?)
     }
 }

@@ -1,4 +1,4 @@
-//! `shmesh who`: who is on a link, as its sidecar knows.
+//! `shmesh who`: lists the processes on a link, as known to its sidecar.
 
 use std::io::Write;
 
@@ -43,14 +43,14 @@ pub(crate) struct Args {
 /// The source of the answer.
 enum ProcessSource {
     Sidecar(ProcessList),
-    /// The segments: a participant serves the link, or no process does.
+    /// The segments, because no sidecar keeps the link: a participant serves it, or no process does.
     Segments {
         served_by: &'static str,
         seats: Vec<SeatView>,
     },
 }
 
-/// Shows who is there.
+/// Prints the processes on the link.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let answer = ask(args)?;
     match args.output {
@@ -73,7 +73,7 @@ fn ask(args: &Args) -> anyhow::Result<ProcessSource> {
         Ok(Some(processes)) => Ok(ProcessSource::Sidecar(processes)),
         Ok(None) => seen("participant"),
         Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => seen("nobody"),
-        Err(error) => Err(error).with_context(|| format!("cannot ask who is on link {}", args.link)),
+        Err(error) => Err(error).with_context(|| format!("cannot list the processes on link {}", args.link)),
     }
 }
 
@@ -100,13 +100,13 @@ fn text(args: &Args, answer: &ProcessSource, out: &mut dyn Write) -> anyhow::Res
     writeln!(out, "link {}, kept by a sidecar", args.link)?;
     table.print(2, out)?;
     if all.unidentified > 0 {
-        writeln!(out, "  and {} of unknown processes", sessions(all.unidentified))?;
+        writeln!(out, "  and {} of unidentified processes", sessions(all.unidentified))?;
     }
     for seat in &all.unclaimed {
         let side = side(seat);
         writeln!(
             out,
-            "  seat {}, {side}: pid {} by its own word, not known to the sidecar",
+            "  seat {}, {side}: pid {} as written by the process itself, not known to the sidecar",
             seat.seat, seat.pid
         )?;
     }
@@ -121,7 +121,11 @@ fn segments_text(
 ) -> anyhow::Result<()> {
     let by =
         if served_by == "nobody" { "not served by any process" } else { "served by one of its participants" };
-    writeln!(out, "link {}, {by}: no sidecar keeps it, so this is what shared memory says", args.link)?;
+    writeln!(
+        out,
+        "link {}, {by}: no sidecar keeps it, so this list is from shared memory and not verified",
+        args.link
+    )?;
     let mut table = Table::new(&[">SEAT", "SIDE", ">PID", ">START", "STATE"]);
     for seat in seats {
         table.row([

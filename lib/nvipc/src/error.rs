@@ -13,13 +13,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The prefix cannot be part of a file name.
-    #[error("prefix {prefix:?}: give 1 to 31 bytes without '/' and NUL, and not '.' first")]
+    #[error(
+        "prefix {prefix:?} is not valid; give 1 to 31 bytes without '/' and NUL that do not begin with '.'"
+    )]
     Prefix {
         /// The prefix that was given.
         prefix: String,
     },
     /// A size is out of range.
-    #[error("pool {pool}: {field} {value} is more than {max}; make it smaller")]
+    #[error("pool {pool}: {field} is {value}, the limit is {max}; lower it")]
     Pool {
         /// The pool with that size.
         pool: PoolId,
@@ -31,7 +33,7 @@ pub enum Error {
         max: u64,
     },
     /// The pool `cpu_msg` is not configured.
-    #[error("pool cpu_msg is not configured, and every message needs it: give buf_size and pool_len")]
+    #[error("pool cpu_msg is not configured, but every message needs it; set its buf_size and pool_len")]
     NoMsgPool,
     /// Another primary has this prefix.
     #[error("{path}: another primary listens there; end it, or use another prefix", path = .path.display())]
@@ -40,19 +42,21 @@ pub enum Error {
         path: PathBuf,
     },
     /// The files with this name are not NVIPC's.
-    #[error("{path}: not a file of NVIPC (a link of another layout?); remove it, or use another prefix", path = .path.display())]
+    #[error("{path} is not a file of NVIPC's layout; remove it, or use another prefix", path = .path.display())]
     NotTheirs {
         /// The file that is not NVIPC's.
         path: PathBuf,
     },
     /// No primary serves the link.
-    #[error("{path}: no primary listens there; start it, and look whether both see the same directory", path = .path.display())]
+    #[error("{path}: no primary listens there; start the primary, and check that both sides use the same directory", path = .path.display())]
     NoPrimary {
         /// The socket on which a primary would listen.
         path: PathBuf,
     },
     /// The primary has an unsupported release of NVIPC.
-    #[error("{what}: version {found} of NVIPC is not known; 2530 is (releases 25-3 and 26-1)")]
+    #[error(
+        "{what}: version {found} of NVIPC's layout is not supported; use release 25-3 or 26-1 (version 2530)"
+    )]
     Version {
         /// The file with the version.
         what: String,
@@ -69,7 +73,7 @@ pub enum Error {
     },
     /// A segment is shorter than its configuration says.
     #[error(
-        "{what}: {found} bytes, and {expected} are needed; it is stale or half-written: restart the primary"
+        "{what} has {found} bytes, but its configuration requires {expected}: it is stale or incomplete; restart the primary"
     )]
     Truncated {
         /// The file that is too short.
@@ -80,7 +84,7 @@ pub enum Error {
         expected: u64,
     },
     /// The file system is full.
-    #[error("{what}: no room for {needed} bytes; make pools smaller, or {dir} larger", dir = .dir.display())]
+    #[error("{what} needs {needed} bytes, but {dir} has less free space; make pools smaller, or enlarge {dir}", dir = .dir.display())]
     NoSpace {
         /// The file that does not fit.
         what: String,
@@ -90,7 +94,7 @@ pub enum Error {
         dir: PathBuf,
     },
     /// No buffer is free.
-    #[error("pool {pool}: all {len} buffers are in use; release messages, or make pool_len larger")]
+    #[error("pool {pool}: all {len} buffers are in use; release messages, or raise its pool_len")]
     Empty {
         /// The pool without free buffers.
         pool: PoolId,
@@ -107,7 +111,7 @@ pub enum Error {
     },
     /// The address is not in a buffer that this endpoint holds.
     #[error(
-        "{address:#x}: not a buffer of {pool} that is held here; it was released or sent, or was never allocated or received"
+        "{address:#x} is not a buffer of pool {pool} that this endpoint holds: it was released, sent, or never allocated or received"
     )]
     NotHeld {
         /// The address that was given.
@@ -116,7 +120,7 @@ pub enum Error {
         pool: PoolId,
     },
     /// A length is negative or longer than the buffer.
-    #[error("{part} of {len} bytes: a buffer of {pool} has {max}")]
+    #[error("{part} is {len}, but a buffer of pool {pool} has {max} bytes; send less, or raise its buf_size")]
     Length {
         /// Which length: `msg_len` or `data_len`.
         part: &'static str,
@@ -128,19 +132,19 @@ pub enum Error {
         max: u32,
     },
     /// The peer sent an invalid message, which is dropped. Later messages may be valid.
-    #[error("a message of the peer: {why}; it is dropped")]
+    #[error("a message of the peer is invalid and was dropped: {why}")]
     BadMessage {
         /// What is invalid about it.
         why: &'static str,
     },
     /// A queue in shared memory is in an impossible state.
-    #[error("{what}: a queue holds what no side writes; restart the primary")]
+    #[error("{what} is damaged: it has a value that no correct process writes; restart the primary")]
     Queue {
         /// The queue that is damaged.
         what: &'static str,
     },
     /// No peer has connected yet, or the peer has ended.
-    #[error("no peer is connected; start it")]
+    #[error("no peer is connected; start the other side")]
     NoPeer,
     /// The primary has ended. Messages that it sent can still be received.
     #[error("the primary has ended; close this endpoint and attach again")]

@@ -229,16 +229,16 @@ fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if fds.len() > FDS_MAX {
-            return Err(bad("the peer sends more descriptors than an exchange has"));
+            return Err(bad("the peer sent more than one descriptor"));
         }
         read += len;
     }
     if bytes != [0, 0] {
-        return Err(bad("the peer has no eventfd to give"));
+        return Err(bad("the peer could not create an eventfd"));
     }
-    let fd = fds.pop().ok_or_else(|| bad("no descriptor came with it"))?;
+    let fd = fds.pop().ok_or_else(|| bad("the peer sent no descriptor"))?;
     if !eventfd::is_eventfd(&fd)? {
-        return Err(bad("what the peer gave is no eventfd"));
+        return Err(bad("the peer sent a descriptor that is not an eventfd"));
     }
     Ok(fd)
 }
@@ -273,11 +273,11 @@ pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> R
                     Error::NoPrimary { path: path.to_owned() }
                 }
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                    let why = "the primary refuses (it has a secondary that lives)";
+                    let why = "the primary refuses, because it has another living secondary; end that process first";
                     Error::system(format!("connect to {}: {why}", path.display()), error)
                 }
                 io::ErrorKind::WouldBlock => {
-                    let why = "the primary accepts and does not answer (it has a secondary that lives, or it is stopped): end \
+                    let why = "the primary accepts and does not answer (it has another living secondary, or it is stopped): end \
                                that secondary, or start the primary anew";
                     Error::system(format!("connect to {}: {why}", path.display()), error)
                 }

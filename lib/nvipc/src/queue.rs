@@ -21,7 +21,7 @@ const TAIL: usize = 1;
 const ENQUEUED: usize = 2;
 const DEQUEUED: usize = 3;
 
-/// A failed round means that another thread made progress, or that a peer writes garbage. After so many rounds it is
+/// A failed round means that another thread made progress, or that a peer writes garbage. After this many rounds it is
 /// garbage.
 const ROUNDS_MAX: u32 = 1 << 16;
 

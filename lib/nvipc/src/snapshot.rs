@@ -121,7 +121,10 @@ fn map(dir: &Path, name: &str) -> Result<Arc<Memory>> {
     let file = file::open(&path, false).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() || metadata.len() == 0 {
-        return Err(Error::Damaged { what: path.display().to_string(), why: "it is empty, or no file" });
+        return Err(Error::Damaged {
+            what: path.display().to_string(),
+            why: "it is empty, or not a regular file",
+        });
     }
     Ok(Memory::mapped(memmap2::MmapOptions::new().map_raw_read_only(&file).map_err(failed)?))
 }

@@ -1,8 +1,8 @@
-//! Participants and the broker of a link.
+//! Messages between participants and the broker of a link.
 //!
-//! A session is one connection. The participant asks, the broker answers each request with one [`Reply`] of the same id,
-//! and may send an [`Event`] at any time. Without a sidecar, the process that created a link whose memory has no names is its host: it
-//! answers `Hello`, `Attach` and `PoolMemory`, and refuses the rest as [`Code::Unsupported`].
+//! A session is one connection. The broker answers each request of a participant with one [`Reply`] of the same id, and
+//! may send an [`Event`] at any time. Without a sidecar, the process that created a link whose memory has no names is
+//! its host: it answers `Hello`, `Attach` and `PoolMemory`, and refuses other requests as [`Code::Unsupported`].
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -21,13 +21,13 @@ pub enum Side {
     Secondary = 2,
 }
 
-/// What carries device memory from one process to another.
+/// The mechanism that shares device memory between processes.
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Mechanism {
     /// The field was not set.
     Unspecified = 0,
-    /// A sealed memfd: host memory in the place of a device's.
+    /// A sealed memfd: host memory in place of device memory.
     Host = 1,
     /// A descriptor of CUDA's virtual memory management.
     CudaVmm = 2,
@@ -37,34 +37,34 @@ pub enum Mechanism {
     CudaLegacy = 4,
 }
 
-/// Asks who the broker takes the caller for.
+/// Asks for the caller's identity as the broker knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Hello {}
 
-/// Asks for the segments of the link, when they have no names.
+/// Asks for the segments of a link that have no names.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Attach {
-    /// The side that the caller is going to be on.
+    /// The side that the caller will attach to.
     #[prost(enumeration = "Side", tag = "1")]
     pub side: i32,
 }
 
-/// Ends what the caller has here: its exports and imports, and its place among the participants.
+/// Ends everything that the caller has here: its exports and imports, and its place among the participants.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Detach {}
 
-/// Offers the segments of a link that have no names to a host that has said [`Wanted`]. They come along: the link's own, then
-/// the pools in order of id.
+/// Offers the segments of a link that have no names to a host that has answered [`Wanted`]. Their descriptors are in
+/// the packet: the link's own segment, then the pools in order of id.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Offer {}
 
-/// Says which seat of the link the caller has taken: when its process ends, what that seat held is taken back.
+/// Claims a seat of the link for the caller: when its process ends, the seat is recovered.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Seated {
     /// Number of the seat.
     #[prost(uint32, tag = "1")]
     pub seat: u32,
-    /// Its word, as the caller wrote it.
+    /// The word of the seat, as the caller wrote it.
     #[prost(uint64, tag = "2")]
     pub word: u64,
 }
@@ -73,20 +73,20 @@ pub struct Seated {
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct BareTgid {}
 
-/// Exports device memory. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
+/// Exports device memory. With the mechanisms `host` and `cuda-vmm`, its descriptor is in the packet.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ExportKey {
     /// The size in bytes.
     #[prost(uint64, tag = "1")]
     pub size: u64,
-    /// 0: importers must be admitted. 1: they need not, where the operator's policy allows that.
+    /// 0: importers must be admitted. 1: any process may import, if the operator's policy permits that.
     #[prost(uint64, tag = "2")]
     pub flags: u64,
-    /// How the memory travels.
+    /// The mechanism that shares the memory.
     #[prost(enumeration = "Mechanism", tag = "3")]
     pub mechanism: i32,
-    /// The vendor's key or handle, for the mechanisms that have one, and which device it is: `cuda-vmm` a UUID of 16 bytes,
-    /// `ascend` a key of 65, `cuda-legacy` a handle of 64, a UUID, and the exporter's own process id, 4 bytes, little-endian.
+    /// The vendor's key or handle, and the device: `cuda-vmm` a UUID of 16 bytes; `ascend` a key of 65; `cuda-legacy` a
+    /// handle of 64, a UUID, and the exporter's own process id, 4 bytes, little-endian.
     #[prost(bytes = "vec", tag = "4")]
     pub handle: Vec<u8>,
 }
@@ -108,7 +108,7 @@ pub struct SetImportPid {
     pub service_accounts: Vec<String>,
 }
 
-/// Asks for the memory behind a key.
+/// Imports the memory of a key.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct ImportByKey {
     /// The key of the memory.
@@ -122,7 +122,7 @@ pub struct Admitted {
     /// The bare thread-group id of the process.
     #[prost(int32, tag = "1")]
     pub bare_tgid: i32,
-    /// When it started, in clock ticks after boot: another process that gets the number later is not admitted.
+    /// Start time in clock ticks after boot: a later process with the same id is not admitted.
     #[prost(uint64, tag = "2")]
     pub start_time: u64,
     /// Inode of its pidfd; 0 before Linux 6.9.
@@ -130,21 +130,21 @@ pub struct Admitted {
     pub pidfd_inode: u64,
 }
 
-/// Registers an export again, under its old key: after a restart of the broker, and when the exporter has connected again. The
-/// memory's descriptor comes along as with [`ExportKey`]. May be sent several times, to admit more than one packet holds.
+/// Registers an export again, under its old key: after a restart of the broker, and when the exporter has reconnected.
+/// The memory's descriptor is in the packet as with [`ExportKey`]. Can be sent several times, if not all admitted
+/// processes fit into one packet.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Restore {
     /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// The secret that came with the key in [`Exported`]: importers know the key, but not this.
+    /// The secret from [`Exported`]: importers know the key, but not the secret.
     #[prost(bytes = "vec", tag = "2")]
     pub secret: Vec<u8>,
-    /// The export, as it was.
+    /// The export as it was registered.
     #[prost(message, optional, tag = "3")]
     pub export: Option<ExportKey>,
-    /// Processes that the key admits, as [`Done`] named them: up to
-    /// [`MAX_RESTORED_PIDS`](crate::limits::MAX_RESTORED_PIDS).
+    /// Processes that the key admits, from [`Done`]: up to [`MAX_RESTORED_PIDS`](crate::limits::MAX_RESTORED_PIDS).
     #[prost(message, repeated, tag = "4")]
     pub admitted: Vec<Admitted>,
     /// Pods that it admits, as `namespace/name`.
@@ -153,16 +153,16 @@ pub struct Restore {
     /// Service accounts that it admits, as `namespace/name`.
     #[prost(string, repeated, tag = "6")]
     pub service_accounts: Vec<String>,
-    /// The exporter has closed the key by force, and waits for its importers.
+    /// Whether the exporter has closed the key by force, and waits for its importers.
     #[prost(bool, tag = "7")]
     pub closing: bool,
-    /// More packets follow for this key, with further processes that it admits. Until the last one, imports and claims of
-    /// processes that are not on the list yet wait.
+    /// Whether more packets follow for this key, with further admitted processes. Until the last one, imports and
+    /// claims of processes that are not on the list yet wait.
     #[prost(bool, tag = "8")]
     pub more: bool,
 }
 
-/// Registers an import again, after a restart of the broker: the caller has the memory behind this key mapped.
+/// Registers an import again, after a restart of the broker: the caller has the memory of this key mapped.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Claim {
     /// The key of the memory.
@@ -170,20 +170,19 @@ pub struct Claim {
     pub key: Vec<u8>,
 }
 
-/// Says that the step that a grant waits for is done: the exporter has admitted the importer in its driver, or the
-/// importer has mapped the memory.
+/// Acknowledges a grant: the exporter has admitted the importer in its driver, or the importer has mapped the memory.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Ack {
     /// The grant's 16 bytes.
     #[prost(bytes = "vec", tag = "1")]
     pub grant: Vec<u8>,
-    /// Whether it could be done.
+    /// Whether the step succeeded.
     #[prost(bool, tag = "2")]
     pub done: bool,
 }
 
-/// Asks whether a grant still stands: the exporter's question before it tells its driver a number, because a process that has
-/// died leaves its number to another.
+/// Asks whether a grant is still valid. The exporter asks before it passes a process id to its driver, because the id
+/// of a dead process may belong to another one.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Stands {
     /// The grant's 16 bytes.
@@ -191,21 +190,21 @@ pub struct Stands {
     pub grant: Vec<u8>,
 }
 
-/// Ends an import, or an export when the caller is its exporter.
+/// Ends an import, or an export if the caller is its exporter.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Close {
     /// The key of the memory.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// The exporter does not wait for importers: they get an event, and lose the memory.
+    /// Whether the exporter does not wait for importers: they get an event, and lose the memory.
     #[prost(bool, tag = "2")]
     pub force: bool,
 }
 
-/// Asks for the caller's keys, without the keys themselves.
+/// Lists the caller's keys, without the keys themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct List {
-    /// Leave out so many.
+    /// Number of keys to skip.
     #[prost(uint32, tag = "1")]
     pub skip: u32,
 }
@@ -213,46 +212,46 @@ pub struct List {
 /// The answer to a [`Challenge`].
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Proof {
-    /// Bytes of the key.
+    /// The bytes of the challenge.
     #[prost(bytes = "vec", tag = "1")]
     pub nonce: Vec<u8>,
 }
 
-/// Asks for all processes that the broker knows. For its operator alone.
+/// Lists all processes that the broker knows. Only for its operator.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct ListProcesses {
-    /// Leave out so many.
+    /// Number of processes to skip.
     #[prost(uint32, tag = "1")]
     pub skip: u32,
 }
 
-/// Lists the keys of all processes, without the keys themselves. For the broker's operator alone.
+/// Lists the keys of all processes, without the keys themselves. Only for the broker's operator.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct ListKeys {
-    /// Leave out so many.
+    /// Number of keys to skip.
     #[prost(uint32, tag = "1")]
     pub skip: u32,
 }
 
-/// The device memory that a pool of the link is in. As a request it asks for that, and may offer some where there is none
-/// yet: the first offer stays, and the answer is what the link has. With an offer, and with an answer that has memory, its
-/// descriptor comes along.
+/// The device memory of a pool. As a request it asks for the memory, and may offer some if there is none yet: the first
+/// offer is kept, and the answer is the memory of the link. With an offer, and with an answer that has memory, its
+/// descriptor is in the packet.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct PoolMemory {
     /// The pool's number: 3 `cuda_data`, 4 `gpu_data`.
     #[prost(uint32, tag = "1")]
     pub pool: u32,
-    /// Identifies the memory in messages: a random number that the allocating process chose. 0: nothing is
-    /// offered, or there is none.
+    /// Identifies the memory in messages: a random number that the allocating process chose. 0 if nothing is offered,
+    /// or there is none.
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// The size in bytes.
     #[prost(uint64, tag = "3")]
     pub size: u64,
-    /// How the memory travels: `host` or `cuda-vmm`.
+    /// The mechanism that shares the memory: `host` or `cuda-vmm`.
     #[prost(enumeration = "Mechanism", tag = "4")]
     pub mechanism: i32,
-    /// Which device it is on: for `cuda-vmm` a UUID of 16 bytes.
+    /// The device that has the memory: for `cuda-vmm` a UUID of 16 bytes.
     #[prost(bytes = "vec", tag = "5")]
     pub handle: Vec<u8>,
 }
@@ -263,7 +262,7 @@ pub struct Request {
     /// [`VERSION`].
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// The caller's number for this request; the reply has it too.
+    /// The caller's id of this request, which the reply has too.
     #[prost(uint64, tag = "2")]
     pub id: u64,
     /// The operation that is requested.
@@ -275,14 +274,14 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request in this version.
+    /// Creates a request of this version.
     #[must_use]
     pub fn new(id: u64, op: request::Op) -> Self {
         Self { version: VERSION, id, op: Some(op) }
     }
 }
 
-/// What a [`Request`] holds.
+/// The operations of a [`Request`].
 pub mod request {
     use super::{
         Ack, Attach, BareTgid, Claim, Close, Detach, ExportKey, Hello, ImportByKey, List, ListKeys,
@@ -352,8 +351,9 @@ pub mod request {
     }
 }
 
-/// Before Linux 6.5, to the first request of a session and with id 0: answer with [`Proof`], and wait on for the reply. It
-/// shows that who made the connection lived after the broker had looked who it is.
+/// Sent before Linux 6.5 in answer to the first request of a session, with id 0: answer with [`Proof`], and continue to
+/// wait for the reply. It proves that the process that made the connection was alive after the broker had identified
+/// it.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Challenge {
     /// Random bytes that cannot be guessed.
@@ -364,7 +364,7 @@ pub struct Challenge {
 /// The request was executed.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Done {
-    /// After [`SetImportPid`]: which processes were admitted, for [`Restore`].
+    /// After [`SetImportPid`]: the admitted processes, for [`Restore`].
     #[prost(message, repeated, tag = "1")]
     pub admitted: Vec<Admitted>,
 }
@@ -372,23 +372,23 @@ pub struct Done {
 /// The identity of the caller as the broker knows it.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Welcome {
-    /// Not there when the broker does not know its peers: a participant that is the host.
+    /// Missing if the broker does not identify its peers: a participant that is the host.
     #[prost(message, optional, tag = "1")]
     pub identity: Option<PeerIdentity>,
 }
 
-/// The segments of a link come along.
+/// The segments of a link, whose descriptors are in the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Attached {
     /// Version of the layout in shared memory.
     #[prost(uint32, tag = "1")]
     pub layout: u32,
-    /// How many segments come along.
+    /// The number of segments in the packet.
     #[prost(uint32, tag = "3")]
     pub segments: u32,
 }
 
-/// The host is new and does not have the segments yet: a process with them sends [`Offer`], one without asks again.
+/// The host is new and does not have the segments yet: a process that has them sends [`Offer`], others retry.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Wanted {}
 
@@ -406,24 +406,24 @@ pub struct Exported {
     /// The 65 bytes of the key.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// 32 bytes that the exporter keeps secret and sends in [`Restore`]. Empty in the response to that.
+    /// A secret of 32 bytes that the exporter sends in [`Restore`]. Empty in the response to that.
     #[prost(bytes = "vec", tag = "2")]
     pub secret: Vec<u8>,
 }
 
-/// The memory behind a key. With the mechanisms `host` and `cuda-vmm`, its descriptor comes along.
+/// The memory of a key. With the mechanisms `host` and `cuda-vmm`, its descriptor is in the packet.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Imported {
     /// The size in bytes.
     #[prost(uint64, tag = "1")]
     pub size: u64,
-    /// How the memory travels.
+    /// The mechanism that shares the memory.
     #[prost(enumeration = "Mechanism", tag = "2")]
     pub mechanism: i32,
     /// The vendor's key or handle, for the mechanisms that have one.
     #[prost(bytes = "vec", tag = "3")]
     pub handle: Vec<u8>,
-    /// To be acknowledged when the memory is mapped.
+    /// The grant to acknowledge when the memory is mapped.
     #[prost(bytes = "vec", tag = "4")]
     pub grant: Vec<u8>,
 }
@@ -431,7 +431,7 @@ pub struct Imported {
 /// One key of the caller.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Listed {
-    /// The first bytes of a hash of the key, as the audit log has it.
+    /// The first bytes of a hash of the key, as in the audit log.
     #[prost(string, tag = "1")]
     pub hash: String,
     /// Size of the memory in bytes.
@@ -440,11 +440,11 @@ pub struct Listed {
     /// Whether the caller exported it; otherwise it imports it.
     #[prost(bool, tag = "3")]
     pub is_exporter: bool,
-    /// Bare thread-group ids of the importers, for the exporter alone: the first
+    /// Bare thread-group ids of the importers, only for the exporter: the first
     /// [`MAX_LISTED_IMPORTERS`](crate::limits::MAX_LISTED_IMPORTERS).
     #[prost(int32, repeated, tag = "4")]
     pub importers: Vec<i32>,
-    /// How many import it, for its exporter alone.
+    /// The number of importers, only for the exporter.
     #[prost(uint32, tag = "5")]
     pub importer_count: u32,
 }
@@ -455,7 +455,7 @@ pub struct Keys {
     /// At most [`MAX_LISTED`](crate::limits::MAX_LISTED) keys.
     #[prost(message, repeated, tag = "1")]
     pub keys: Vec<Listed>,
-    /// How many there are in all.
+    /// The total number of keys.
     #[prost(uint32, tag = "2")]
     pub total: u32,
 }
@@ -469,7 +469,7 @@ pub struct Seat {
     /// The side that it is on.
     #[prost(enumeration = "Side", tag = "2")]
     pub side: i32,
-    /// The process id that the participant has written there, as its own pid namespace numbers it.
+    /// The process id that the participant has written into the seat, as numbered in its own pid namespace.
     #[prost(uint32, tag = "3")]
     pub pid: u32,
 }
@@ -483,13 +483,13 @@ pub struct Process {
     /// Its connections, to all links of this broker.
     #[prost(uint32, tag = "2")]
     pub sessions: u32,
-    /// Its seats on this link, as far as it has told of them.
+    /// Its seats on this link that it has claimed.
     #[prost(message, repeated, tag = "3")]
     pub seats: Vec<Seat>,
-    /// How many keys it has exported.
+    /// The number of keys that it has exported.
     #[prost(uint32, tag = "4")]
     pub exports: u32,
-    /// How many keys it imports.
+    /// The number of keys that it imports.
     #[prost(uint32, tag = "5")]
     pub imports: u32,
 }
@@ -497,30 +497,30 @@ pub struct Process {
 /// All processes that the broker knows.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Processes {
-    /// As many as a packet holds, by their bare thread-group ids.
+    /// As many processes as fit into a packet, in order of their bare thread-group ids.
     #[prost(message, repeated, tag = "1")]
     pub processes: Vec<Process>,
-    /// How many there are in all.
+    /// The total number of processes.
     #[prost(uint32, tag = "2")]
     pub total: u32,
     /// Connections of unidentified processes.
     #[prost(uint32, tag = "3")]
     pub unidentified: u32,
-    /// Seats of this link that none of the processes has told of; only where nothing is left out.
+    /// Seats of this link that no process has claimed; only in the last packet.
     #[prost(message, repeated, tag = "4")]
     pub unclaimed: Vec<Seat>,
 }
 
-/// One key, for the broker's operator.
+/// A device key, as listed for the broker's operator.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct KeyInfo {
-    /// The first bytes of a hash of the key, as the audit log has it.
+    /// The first bytes of a hash of the key, as in the audit log.
     #[prost(string, tag = "1")]
     pub hash: String,
     /// Size of the memory in bytes.
     #[prost(uint64, tag = "2")]
     pub size: u64,
-    /// How the memory travels.
+    /// The mechanism that shares the memory.
     #[prost(enumeration = "Mechanism", tag = "3")]
     pub mechanism: i32,
     /// Bare thread-group id of the exporter.
@@ -530,16 +530,16 @@ pub struct KeyInfo {
     /// [`MAX_LISTED_IMPORTERS`](crate::limits::MAX_LISTED_IMPORTERS).
     #[prost(int32, repeated, tag = "5")]
     pub importers: Vec<i32>,
-    /// How many import it.
+    /// The number of importers.
     #[prost(uint32, tag = "6")]
     pub importer_count: u32,
-    /// How many processes, pods and service accounts it admits.
+    /// The number of processes, pods and service accounts that it admits.
     #[prost(uint32, tag = "7")]
     pub admitted: u32,
-    /// Every process that knows the key may import it (flag 0x1).
+    /// Whether every process that knows the key may import it (flag 0x1).
     #[prost(bool, tag = "8")]
     pub open: bool,
-    /// Its exporter has closed it, and waits for its importers.
+    /// Whether its exporter has closed it, and waits for its importers.
     #[prost(bool, tag = "9")]
     pub closing: bool,
 }
@@ -550,31 +550,31 @@ pub struct AllKeys {
     /// Up to [`MAX_LISTED`](crate::limits::MAX_LISTED), in the order in which they were exported.
     #[prost(message, repeated, tag = "1")]
     pub keys: Vec<KeyInfo>,
-    /// How many there are in all.
+    /// The total number of keys.
     #[prost(uint32, tag = "2")]
     pub total: u32,
 }
 
-/// Why a request was refused. Requests for keys of other processes are always [`Denied`](Self::Denied), whether or not they
-/// exist.
+/// The reason for a refusal. Requests for keys of other processes are always [`Denied`](Self::Denied), whether or not
+/// they exist.
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Code {
     /// The field was not set.
     Unspecified = 0,
-    /// The broker speaks another version.
+    /// The broker supports another version.
     Version = 1,
-    /// This broker does not do that: it is a participant that is the host.
+    /// The broker does not support the operation: it is a participant that is the host.
     Unsupported = 2,
     /// The request breaks a rule; the text says which.
     Invalid = 3,
-    /// The caller may not, or there is no such thing.
+    /// The caller is not permitted, or the object does not exist.
     Denied = 4,
-    /// Others still import the memory; they are named.
+    /// Other processes, which are named, still import the memory.
     Busy = 5,
     /// A limit is reached; the text names it.
     Limit = 6,
-    /// The broker does not know who the caller is, because the identity service does not answer.
+    /// The broker cannot identify the caller, because the identity service does not answer.
     Unidentified = 7,
     /// The broker is shutting down.
     Draining = 8,
@@ -586,11 +586,10 @@ pub struct Refused {
     /// The kind of refusal.
     #[prost(enumeration = "Code", tag = "1")]
     pub code: i32,
-    /// The same for people, with limit and remedy.
+    /// The refusal in words, with limit and remedy.
     #[prost(string, tag = "2")]
     pub text: String,
-    /// Bare thread-group ids of those who import, with [`Code::Busy`]: the first
-    /// [`MAX_NAMED`](crate::limits::MAX_NAMED).
+    /// Bare thread-group ids of the importers, with [`Code::Busy`]: the first [`MAX_NAMED`](crate::limits::MAX_NAMED).
     #[prost(int32, repeated, tag = "3")]
     pub importers: Vec<i32>,
 }
@@ -599,7 +598,7 @@ pub struct Refused {
 ///
 /// ```
 /// use shmesh_proto::broker::{Code, Reply, reply};
-/// let refused = Reply::refused(3, Code::Denied, "no such key, or not for you");
+/// let refused = Reply::refused(3, Code::Denied, "no such key, or this process is not admitted to it");
 /// assert!(matches!(refused.result, Some(reply::Result::Refused(_))));
 /// ```
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -608,40 +607,40 @@ pub struct Reply {
     /// refused.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// What came of it; [`reply::Result::Event`] answers nothing.
+    /// The result of the request; [`reply::Result::Event`] answers none.
     #[prost(oneof = "reply::Result", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub result: Option<reply::Result>,
 }
 
 impl Reply {
-    /// One reply of the broker.
+    /// Creates a reply of the broker.
     #[must_use]
     pub fn new(id: u64, result: reply::Result) -> Self {
         Self { id, result: Some(result) }
     }
 
-    /// A request that was refused.
+    /// Creates a refusal of a request.
     #[must_use]
     pub fn refused(id: u64, code: Code, text: impl Into<String>) -> Self {
         let refused = Refused { code: code.into(), text: text.into(), importers: Vec::new() };
         Self::new(id, reply::Result::Refused(refused))
     }
 
-    /// An event that was not requested.
+    /// Creates an event, which has no request.
     #[must_use]
     pub fn event(happened: event::Happened) -> Self {
         Self::new(0, reply::Result::Event(Event { happened: Some(happened) }))
     }
 }
 
-/// What a [`Reply`] holds.
+/// The results of a [`Reply`].
 pub mod reply {
     use super::{
         AllKeys, Attached, Challenge, Done, Event, Exported, Imported, Keys, Oneof, PoolMemory, Processes,
         Refused, Tgid, Wanted, Welcome,
     };
 
-    /// What came of a request, or an event.
+    /// The result of a request, or an event.
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Result {
         /// [`Done`].
@@ -689,7 +688,7 @@ pub mod reply {
     }
 }
 
-/// The exporter is to admit an importer in its driver, and to [`Ack`] that.
+/// Asks the exporter to admit an importer in its driver, and to [`Ack`] that.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Admit {
     /// The grant to acknowledge.
@@ -706,25 +705,26 @@ pub struct Admit {
 /// An event that the broker reports.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Event {
-    /// What the event is.
+    /// The kind of the event.
     #[prost(oneof = "event::Happened", tags = "1, 2, 3, 4, 5")]
     pub happened: Option<event::Happened>,
 }
 
-/// What an [`Event`] holds.
+/// The kinds of an [`Event`].
 pub mod event {
     use super::{Admit, Oneof};
 
     /// The kinds of events.
     #[derive(Clone, PartialEq, Eq, Oneof)]
     pub enum Happened {
-        /// A participant of the link has died; its bare thread-group id.
+        /// A participant of the link has died; this is its bare thread-group id.
         #[prost(int32, tag = "1")]
         PeerDied(i32),
-        /// The exporter of this key has died, or has not come back after a restart of the broker: its memory may be gone.
+        /// The exporter of this key has died, or has not reconnected after a restart of the broker: its memory may be
+        /// gone.
         #[prost(bytes, tag = "2")]
         RegionLost(Vec<u8>),
-        /// The exporter of this key closes: unmap it, and close.
+        /// The exporter of this key is closing: unmap the memory, and close the key.
         #[prost(bytes, tag = "3")]
         ExporterClosing(Vec<u8>),
         /// [`Admit`].

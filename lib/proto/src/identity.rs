@@ -1,64 +1,64 @@
-//! Sidecars and the node's identity service.
+//! Messages between sidecars and the node's identity service.
 //!
-//! A sidecar forwards the pidfd of its client, or before Linux 6.5 the accepted socket itself, as the one descriptor of the
-//! packet. The service answers with the identity from the kernel. No process states its own pid.
+//! A sidecar forwards the pidfd of its client, or before Linux 6.5 the accepted socket itself, as the only descriptor
+//! of the packet. The service answers with the identity from the kernel. No process states its own pid.
 //!
-//! To the question about a socket comes, beside the answer, a pidfd of the process: an old kernel gives the sidecar none.
+//! The answer about a socket has a pidfd of the process, because an old kernel gives the sidecar none.
 
 use prost::{Enumeration, Message, Oneof};
 
 use crate::limits::VERSION;
 
-/// What the descriptor beside the question is.
+/// The kind of the descriptor of a question.
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Subject {
-    /// Nothing that this version knows.
+    /// A kind that this version does not know.
     Unspecified = 0,
     /// A pidfd of the process.
     Pidfd = 1,
     /// An accepted unix socket, whose other end is the process in question.
     Socket = 2,
-    /// None: the question is which process has a number now. The answer says when it started and its pidfd's inode, and no
-    /// more: a client could ask about every process.
+    /// No descriptor: the question is which process has a process id now. The answer has only the start time and the
+    /// pidfd's inode, because a client could ask about every process.
     Number = 3,
 }
 
-/// Who is that? One descriptor comes with it, unless it is about a number.
+/// A question about a process. Its packet has one descriptor, unless it is about a process id.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Question {
     /// [`VERSION`].
     #[prost(uint32, tag = "1")]
     pub version: u32,
-    /// The caller's number for this question; the answer has it too.
+    /// The caller's id of this question, which the answer has too.
     #[prost(uint64, tag = "2")]
     pub id: u64,
-    /// What the descriptor is.
+    /// The kind of the descriptor.
     #[prost(enumeration = "Subject", tag = "3")]
     pub subject: i32,
-    /// When the caller had accepted the connection, in clock ticks after boot; 0 if it does not say. A process that started
-    /// later cannot be who connected: before Linux 6.5 this is what tells it from one that was given its number since.
+    /// Time at which the caller accepted the connection, in clock ticks after boot; 0 if unknown. A process that
+    /// started later did not connect: before Linux 6.5 this excludes a process that got the same id since.
     #[prost(uint64, tag = "4")]
     pub latest_start: u64,
-    /// The number that is asked about, with [`Subject::Number`].
+    /// The process id in question, with [`Subject::Number`].
     #[prost(int32, tag = "5")]
     pub bare_tgid: i32,
 }
 
 impl Question {
-    /// A question in this version.
+    /// Creates a question of this version.
     #[must_use]
     pub fn new(id: u64, subject: Subject) -> Self {
         Self { version: VERSION, id, subject: subject.into(), ..Self::default() }
     }
 
-    /// A question about a number.
+    /// Creates a question about a process id.
     #[must_use]
     pub fn about(id: u64, bare_tgid: i32) -> Self {
         Self { bare_tgid, ..Self::new(id, Subject::Number) }
     }
 
-    /// The same about a connection that had been accepted by then.
+    /// Adds the time at which the connection had been accepted.
     #[must_use]
     pub fn accepted_by(self, ticks: u64) -> Self {
         Self { latest_start: ticks, ..self }
@@ -71,19 +71,19 @@ pub struct Pod {
     /// Its uid, with dashes.
     #[prost(string, tag = "1")]
     pub uid: String,
-    /// Its namespace; empty when only the cgroup is known.
+    /// Its namespace; empty if only the cgroup is known.
     #[prost(string, tag = "2")]
     pub namespace: String,
-    /// Its name; empty as above.
+    /// Its name; empty if only the cgroup is known.
     #[prost(string, tag = "3")]
     pub name: String,
-    /// The container's name; empty as above.
+    /// The container's name; empty if only the cgroup is known.
     #[prost(string, tag = "4")]
     pub container: String,
     /// The container's id in the runtime.
     #[prost(string, tag = "5")]
     pub container_id: String,
-    /// Its service account; empty when not known.
+    /// Its service account; empty if unknown.
     #[prost(string, tag = "6")]
     pub service_account: String,
     /// Whether the source of pods knows this uid and container.
@@ -97,13 +97,13 @@ pub struct PeerIdentity {
     /// Its thread-group id in the outermost pid namespace that the service sees.
     #[prost(int32, tag = "1")]
     pub bare_tgid: i32,
-    /// When it started, in clock ticks after boot.
+    /// Start time in clock ticks after boot.
     #[prost(uint64, tag = "2")]
     pub start_time: u64,
     /// Inode of its pidfd: the same for every observer; 0 before Linux 6.9.
     #[prost(uint64, tag = "3")]
     pub pidfd_inode: u64,
-    /// Its user, as the service's user namespace numbers it.
+    /// User id, as numbered in the service's user namespace.
     #[prost(uint32, tag = "4")]
     pub uid: u32,
     /// Effective group of the process.
@@ -114,7 +114,7 @@ pub struct PeerIdentity {
     pub pod: Option<Pod>,
 }
 
-/// Why there is no identity.
+/// The reason why a process was not identified.
 #[derive(Clone, Copy, Debug, Enumeration, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[repr(i32)]
 pub enum Unknown {
@@ -122,20 +122,20 @@ pub enum Unknown {
     Unspecified = 0,
     /// The question is malformed, or of another version.
     BadQuestion = 1,
-    /// The descriptor is missing, more than one, or no pidfd or socket.
+    /// There is no descriptor or more than one, or it is not a pidfd or socket.
     BadDescriptor = 2,
     /// The process has ended.
     Gone = 3,
-    /// The service cannot see it: it does not run in an outer pid namespace.
+    /// The process is not visible, because the service does not run in an outer pid namespace.
     OutOfSight = 4,
-    /// The service cannot answer just now.
+    /// The service temporarily cannot answer.
     Unavailable = 5,
 }
 
 /// The answer to one question.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Answer {
-    /// That of the question.
+    /// The id of the question.
     #[prost(uint64, tag = "1")]
     pub id: u64,
     /// The identity, or the reason why it is not known.
@@ -143,7 +143,7 @@ pub struct Answer {
     pub result: Option<answer::Result>,
 }
 
-/// What an [`Answer`] holds.
+/// The results of an [`Answer`].
 pub mod answer {
     use super::{Oneof, PeerIdentity, Unknown};
 
@@ -153,7 +153,7 @@ pub mod answer {
         /// The identity of the process.
         #[prost(message, tag = "2")]
         Peer(PeerIdentity),
-        /// Why that is not known.
+        /// The reason why the identity is unknown.
         #[prost(enumeration = "Unknown", tag = "3")]
         Unknown(i32),
     }

@@ -17,7 +17,7 @@ pub const KEY_BYTES: usize = 65;
 pub struct DeviceKey([u8; KEY_BYTES]);
 
 impl DeviceKey {
-    /// The key made of 256 random bits.
+    /// Creates a key of 256 random bits.
     #[must_use]
     pub fn from_entropy(entropy: [u8; 32]) -> Self {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -44,7 +44,7 @@ impl DeviceKey {
     }
 }
 
-/// In constant time, so that how long it takes says nothing of where two keys differ.
+/// Compares in constant time, so that the duration does not reveal where two keys differ.
 impl PartialEq for DeviceKey {
     fn eq(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0

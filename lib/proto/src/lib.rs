@@ -6,10 +6,10 @@
 //! | `packet.rs` | one packet: encoded, decoded, checked against the limits |
 //! | [`broker`] | participants and the broker of a link |
 //! | [`identity`] | sidecars and the node's identity service |
-//! | [`key`] | the 65 bytes that name exported device memory |
+//! | [`key`] | the 65 bytes that identify exported device memory |
 //!
-//! A packet is one protobuf message in one `SOCK_SEQPACKET` packet; descriptors travel beside it as ancillary data, in the
-//! order that the message names. Nothing here does I/O.
+//! A packet is one protobuf message in one `SOCK_SEQPACKET` packet; descriptors are passed with it as ancillary data,
+//! in the order that the message defines. This crate does no I/O.
 //!
 //! ```
 //! use shmesh_proto::broker::{Attach, Request, Side, request};

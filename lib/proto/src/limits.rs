@@ -1,56 +1,56 @@
 //! Every limit of the protocol.
 
-/// The version that this crate speaks. Another one is refused by name, never guessed at.
+/// The protocol version of this crate. Requests of another version are refused as such.
 pub const VERSION: u32 = 1;
 
-/// Bytes in one packet.
+/// Maximum number of bytes in one packet.
 pub const MAX_PACKET_BYTES: usize = 8192;
 
-/// Descriptors with one packet: six segments, and room for two more.
+/// Maximum number of descriptors in one packet: six segments, and two in reserve.
 pub const MAX_FDS: usize = 8;
 
-/// Sessions of one broker at the same time.
+/// Maximum number of sessions of one broker at the same time.
 pub const MAX_SESSIONS: usize = 1024;
 
-/// Sessions of one process at one broker.
+/// Maximum number of sessions of one process at one broker.
 pub const MAX_SESSIONS_PER_PROCESS: usize = 64;
 
-/// Keys that one session may have exported.
+/// Maximum number of keys that one session can export.
 pub const MAX_KEYS_PER_SESSION: usize = 16_384;
 
-/// Process ids in one `SetImportPid`: what a driver takes per call.
+/// Maximum number of process ids in one `SetImportPid`, as in a driver's call.
 pub const MAX_PIDS_PER_CALL: usize = 31;
 
-/// Processes in one `Restore`.
+/// Maximum number of processes in one `Restore`.
 pub const MAX_RESTORED_PIDS: usize = 128;
 
-/// Process ids that one key admits.
+/// Maximum number of process ids that one key admits.
 pub const MAX_PIDS_PER_KEY: usize = 32_768;
 
-/// Pods or service accounts that one key admits.
+/// Maximum number of pods or service accounts that one key admits.
 pub const MAX_SUBJECTS_PER_KEY: usize = 64;
 
-/// Bytes of a pod's or service account's name.
+/// Maximum number of bytes in the name of a pod or service account.
 pub const MAX_SUBJECT_BYTES: usize = 253;
 
-/// Grants that wait to be taken, for one key.
+/// Maximum number of grants of one key that wait for their acknowledgement.
 pub const MAX_GRANTS_PER_KEY: usize = 1024;
 
-/// Keys in one answer to `List`.
+/// Maximum number of keys in one answer to `List`.
 pub const MAX_LISTED: usize = 64;
 
-/// Importers named when a key is `Busy`; there may be more.
+/// Maximum number of importers that are named if a key is `Busy`; there may be more.
 pub const MAX_NAMED: usize = 1024;
 
-/// Importers named for each key in one answer to `List`; there may be more.
+/// Maximum number of importers that are named for each key in one answer to `List`; there may be more.
 pub const MAX_LISTED_IMPORTERS: usize = 8;
 
-/// Milliseconds that a grant waits for the exporter's word and to be delivered.
+/// Milliseconds that a grant waits for the exporter and for its delivery.
 pub const GRANT_MILLIS: u64 = 10_000;
 
-/// Milliseconds after the start of a broker in which exporters and importers of the previous one register again. Keys that
-/// were not registered by then are lost for their importers.
+/// Milliseconds after the start of a broker in which exporters and importers of the previous one register again. Keys
+/// that are not registered by then are lost for their importers.
 pub const RESTORE_MILLIS: u64 = 10_000;
 
-/// Milliseconds that one side may take to answer.
+/// Milliseconds that an answer may take.
 pub const ANSWER_MILLIS: u64 = 1_000;

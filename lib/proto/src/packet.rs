@@ -6,7 +6,7 @@ use prost::Message;
 
 use crate::limits::MAX_PACKET_BYTES;
 
-/// Why bytes are no packet of this protocol.
+/// The reason why bytes are not a packet of this protocol.
 ///
 /// ```
 /// use shmesh_proto::{broker::Request, packet};
@@ -15,9 +15,9 @@ use crate::limits::MAX_PACKET_BYTES;
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Malformed {
-    /// More bytes than any packet has.
+    /// There are more bytes than the limit.
     TooLong,
-    /// Bytes that say nothing.
+    /// The bytes cannot be decoded.
     Garbled,
 }
 
@@ -32,13 +32,13 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// The bytes of a packet.
+/// Encodes a message as a packet.
 #[must_use]
 pub fn encode(message: &impl Message) -> Vec<u8> {
     message.encode_to_vec()
 }
 
-/// The packet in `bytes`.
+/// Decodes a received packet.
 ///
 /// # Errors
 /// [`Malformed`].

@@ -153,7 +153,7 @@ fn view_of<'py>(
     kept: Arc<impl Send + Sync + 'static>,
 ) -> PyResult<Bound<'py, PyAny>> {
     if place.end.is_none_or(|end| end > data.len) {
-        let text = format!("array {} of this batch does not lie in its {} bytes", place.key, data.len);
+        let text = format!("array {} of this batch is not inside its {} bytes", place.key, data.len);
         return Err(error("Damaged", text));
     }
     // SAFETY: the bytes of the array were just checked against the part, which stays valid while the buffer is kept, and
@@ -241,7 +241,12 @@ pub(crate) fn receive(
                 rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)
             });
             let Some((text, extra)) = parts else {
-                return Err(error("Damaged", format_args!("queue {name}: a message came that is no batch")));
+                return Err(error(
+                    "Damaged",
+                    format_args!(
+                        "queue {name}: received a message that is not a batch; use one kind of queue on both sides"
+                    ),
+                ));
             };
             let decoded = decode.call1((name, PyBytes::new(py, text)))?;
             let layout = Arc::clone(&decoded.cast::<BatchLayout>()?.get().0);

@@ -118,7 +118,8 @@ impl GpuMemory {
         let items = shape.iter().try_fold(1_u64, |all, len| all.checked_mul(u64::try_from(*len).ok()?));
         let nbytes = items.and_then(|items| items.checked_mul(u64::from(bits) / 8));
         if nbytes.is_none_or(|nbytes| nbytes > memory.size()) {
-            let text = format!("{shape:?} items of {bits} bits, where there are {} bytes", memory.size());
+            let text =
+                format!("{shape:?} items of {bits} bits do not fit into {} bytes of memory", memory.size());
             return Err(error("Mismatch", text));
         }
         let location = (memory.address(), memory.device().ordinal());
@@ -153,7 +154,7 @@ impl GpuSession {
         flags: u64,
     ) -> PyResult<(Vec<u8>, GpuMemory)> {
         let make = || {
-            let none = || std::io::Error::other("the driver is here and no device is");
+            let none = || std::io::Error::other("the driver is installed, but it has no device");
             let device = match uuid {
                 Some(uuid) => CudaDevice::by_uuid(&uuid.parse::<DeviceUuid>()?)?,
                 None => CudaDevice::all()?.into_iter().next().ok_or_else(none)?,
@@ -161,7 +162,8 @@ impl GpuSession {
             CudaMemory::new(&device, nbytes)
         };
         let made = py.detach(make);
-        let made = made.map_err(|source| system(&format!("make GPU memory of {nbytes} bytes"), &source))?;
+        let made =
+            made.map_err(|source| system(&format!("allocate GPU memory of {nbytes} bytes"), &source))?;
         let memory = Arc::new(made);
         let ours = Arc::new(Region::of(Arc::clone(&memory)));
         let key = self.asked.export_key(py, Region::of(memory), flags)?;

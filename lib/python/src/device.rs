@@ -65,7 +65,7 @@ impl DeviceSession {
     #[pyo3(signature = (nbytes, *, flags=0))]
     fn export_key(&self, py: Python<'_>, nbytes: u64, flags: u64) -> PyResult<(Vec<u8>, Memory)> {
         let host = HostMemory::new(nbytes)
-            .map_err(|source| system(&format!("make device memory of {nbytes} bytes"), &source))?;
+            .map_err(|source| system(&format!("allocate device memory of {nbytes} bytes"), &source))?;
         let host = Arc::new(host);
         let ours = Arc::new(Region(Arc::clone(&host)));
         let key = self.asked.export_key(py, Region(host), flags)?;

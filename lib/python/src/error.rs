@@ -83,7 +83,7 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
     let mut text = match failed.kind() {
         ErrorKind::StillMapped { link } => {
             format!(
-                "link {link}: arrays over the imported memory live; `del` them and their views, then close"
+                "link {link}: arrays over the imported memory are still alive; `del` them and their views, then close"
             )
         }
         _ => failed.to_string(),
@@ -97,5 +97,8 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
 }
 
 pub(crate) fn forked(what: &str) -> PyErr {
-    error("Forked", format_args!("this {what} was made before a fork, by the parent: make one in the child"))
+    error(
+        "Forked",
+        format_args!("this {what} was created before a fork, by the parent process; create one in the child"),
+    )
 }

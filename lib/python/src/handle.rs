@@ -14,13 +14,13 @@ pub(crate) struct Handle {
     post_after: AtomicUsize,
     /// Number of messages released since the last post. Changed under the lock.
     unposted: AtomicUsize,
-    /// Each message that is released is notified of, for a writer that waits for room.
+    /// Whether each released message is notified of, for a writer that waits for room.
     notify_releases: AtomicBool,
     /// Waits without the lock, so that other threads can release messages meanwhile.
     waiter: shmesh::Waiter,
-    /// Threads that wait stop.
+    /// Whether waiting threads must stop.
     closed: AtomicBool,
-    /// Batches can no longer be sent: consumers may have seen the end of the queue.
+    /// Whether batches can no longer be sent, because consumers may have seen the end of the queue.
     finished: AtomicBool,
     made: ForkGuard,
 }
@@ -47,7 +47,7 @@ impl Handle {
         self.notify_releases.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until `ready`, or until something else may end it: the end of the time, a signal, [`stop_waiting`](Self::stop_waiting).
+    /// Waits until `ready`, or until the timeout, a signal or [`stop_waiting`](Self::stop_waiting) may end the wait.
     pub(crate) fn wait_until(
         &self,
         timeout: Duration,
@@ -56,7 +56,7 @@ impl Handle {
         self.waiter.wait_until(Some(timeout), || self.closed.load(Ordering::SeqCst) || ready(&self.lock()))
     }
 
-    /// Has threads that wait return.
+    /// Makes waiting threads return.
     pub(crate) fn stop_waiting(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.waiter.wake();
@@ -80,7 +80,7 @@ impl Handle {
         }
         let link = self.lock();
         if notifies {
-            // A writer that is not woken looks again within a second.
+            // A writer that is not woken checks again within a second.
             let _ = link.notify();
         }
         if after > 0 && self.unposted.fetch_add(1, Ordering::Relaxed) + 1 >= after {

@@ -3,19 +3,19 @@
 //! | file | concept |
 //! |---|---|
 //! | `memory.rs` | `Memory`: mapped shared memory |
-//! | `share.rs` | handing it to other processes, by handle and by name |
-//! | `sysv.rs` | System V segments of others |
-//! | `view.rs` | numpy arrays over memory, and what keeps it |
+//! | `share.rs` | passing it to other processes, by handle and by name |
+//! | `sysv.rs` | System V segments of other processes |
+//! | `view.rs` | numpy arrays over memory, which keep it alive |
 //! | `link.rs` | `Link`: a participant of a link |
 //! | `batch.rs` | `Batch` and `BatchLayout`: arrays by name in one message |
 //! | `handle.rs` | the participant that all of them share |
 //! | `leased.rs` | files of an IPC directory whose users can be known |
 //! | `loan.rs`, `message.rs` | `Loan` and `Message`: buffers that arrays keep |
-//! | `pending.rs`, `request.rs` | `PendingReply` and `Request`: a request as its client and its server use it |
+//! | `pending.rs`, `request.rs` | `PendingReply` and `Request`: requests and replies |
 //! | `waiting.rs` | threads that wait, and the end of the interpreter |
-//! | `session.rs` | what sessions with a broker share |
+//! | `session.rs` | the common part of sessions with a broker |
 //! | `device.rs` | `DeviceSession`: device keys |
-//! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and how others use it in place |
+//! | `cuda.rs`, `dlpack.rs` | `GpuSession`, `GpuMemory`: device keys of GPU memory, and its use in place by frameworks |
 //! | `fork.rs`, `error.rs` | which handles a child may not use; errors as classes of `shmesh._errors` |
 //!
 //! Code that needs shapes, types or `asyncio` is in Python: `python/shmesh`.

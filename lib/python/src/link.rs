@@ -21,7 +21,7 @@ use crate::pending::PendingReply;
 use crate::request::Request;
 use crate::waiting::{LOOK_FOR_SIGNALS, SLICE, WaitCount, WaitingWith, duration_of, is_ending};
 
-/// Seat, side, process, and whether it lives.
+/// Seat, side, process, and whether it is alive.
 type Seat = (u8, &'static str, u32, Option<bool>);
 
 /// Kind, seat, side, process, and number of missed participants.
@@ -68,14 +68,17 @@ fn side_of(name: &str) -> PyResult<Side> {
     match name {
         "primary" => Ok(Side::Primary),
         "secondary" => Ok(Side::Secondary),
-        _ => Err(error("Invalid", format_args!("side is \"primary\" or \"secondary\", not {name:?}"))),
+        _ => Err(error(
+            "Invalid",
+            format_args!("side {name:?} does not exist; pass \"primary\" or \"secondary\""),
+        )),
     }
 }
 
 fn pool_of(name: &str) -> PyResult<PoolId> {
     PoolId::ALL.into_iter().find(|pool| pool.name() == name).ok_or_else(|| {
         let names: Vec<_> = PoolId::ALL.iter().map(|pool| pool.name()).collect();
-        error("Invalid", format_args!("no pool is called {name:?}; pools are {}", names.join(", ")))
+        error("Invalid", format_args!("pool {name:?} does not exist; pass one of {}", names.join(", ")))
     })
 }
 
@@ -423,15 +426,16 @@ impl Link {
         self.wait_for(py, timeout, shmesh::Link::wait_tti)
     }
 
-    /// Sleeps until there is a message or an event. False: the time is over.
+    /// Sleeps until there is a message or an event. Returns False if it timed out.
     #[pyo3(signature = (timeout=None))]
     fn wait_any(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         self.wait_until(py, timeout, |link| link.has_message() || link.has_event())
     }
 
-    /// Sleeps until there is room for a message whose DATA part is in `pool`, or a message or an event. False: the time is over.
+    /// Sleeps until there is room for a message whose DATA part is in `pool`, or a message or an event. Returns False
+    /// if it timed out.
     ///
-    /// The receivers have to notify of what they release: `notify_releases`.
+    /// The receivers must notify of released messages: `notify_releases`.
     #[pyo3(signature = (pool=None, timeout=None))]
     fn wait_room(&self, py: Python<'_>, pool: Option<&str>, timeout: Option<f64>) -> PyResult<bool> {
         let pool = pool.map(pool_of).transpose()?;
@@ -444,7 +448,7 @@ impl Link {
         self.with(|link| Ok(has_room(link, pool)))
     }
 
-    /// From now on the other side is notified of each message that is released.
+    /// From now on, notifies the other side of each released message.
     fn notify_releases(&self) -> PyResult<()> {
         self.handle()?.notify_releases();
         Ok(())
@@ -617,7 +621,7 @@ impl Link {
         Err(error(
             "StillViewed",
             format_args!(
-                "link {}: {held} loan(s) or message(s), or arrays over them, live; send, release or `del` them, then close",
+                "link {}: {held} loan(s) or message(s), or arrays over them, are still alive; send, release or `del` them, then close",
                 self.name
             ),
         ))

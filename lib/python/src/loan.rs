@@ -137,7 +137,7 @@ impl Loan {
             error(
                 "StillViewed",
                 format_args!(
-                    "{views} array(s) over this loan live, and could write what the receiver reads; `del` them and their \
+                    "{views} array(s) over this loan are still alive, and could write what the receiver reads; `del` them and their \
                      views (or write inside of a function), then send"
                 ),
             )

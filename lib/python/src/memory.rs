@@ -83,7 +83,7 @@ impl Mapping {
         let len = usize::try_from(file.metadata()?.len()).unwrap_or(0);
         // A memfd that can be truncated would cause SIGBUS later.
         if !shmesh_sys::file::is_size_sealed(&file) || len == 0 {
-            return Err(io::Error::other("what came is no sealed memory"));
+            return Err(io::Error::other("the received descriptor is not a sealed memfd"));
         }
         Self::of_file(file, len, writable, false)
     }
@@ -107,10 +107,10 @@ fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
         true => error(
             "NoSpace",
             format_args!(
-                "{len} bytes of shared memory: there is no room ({source}); make the array smaller, or give this machine or container more memory"
+                "{len} bytes of shared memory: not enough memory ({source}); make the array smaller, or give this machine or container more memory"
             ),
         ),
-        false => system("make shared memory", &source),
+        false => system("create shared memory", &source),
     };
     let make = || -> io::Result<Mapping> {
         let file = memfd("shmesh-array", false)?;
@@ -151,7 +151,7 @@ impl Memory {
         self.mapping()?.file.clone().ok_or_else(|| {
             error(
                 "Invalid",
-                "System V and device memory cannot be handed on: copy it with `shmesh.from_numpy`",
+                "System V and device memory cannot be passed to other processes; copy it with `shmesh.from_numpy`",
             )
         })
     }
@@ -262,7 +262,7 @@ impl Memory {
             return Err(error(
                 "Mismatch",
                 format_args!(
-                    "bytes {offset} to {offset}+{nbytes} lie outside of memory of {} bytes",
+                    "bytes {offset} to {offset}+{nbytes} are outside the memory, which has {} bytes",
                     mapping.len
                 ),
             ));
@@ -285,7 +285,9 @@ impl Memory {
         }
         Err(error(
             "StillViewed",
-            format_args!("{views} array(s) over this memory live; `del` them and their views, then close"),
+            format_args!(
+                "{views} array(s) over this memory are still alive; `del` them and their views, then close"
+            ),
         ))
     }
 
@@ -327,7 +329,8 @@ impl Memory {
     /// The device and inode of the memory, which are unique on this machine.
     #[getter]
     fn identity(&self) -> PyResult<(u64, u64)> {
-        let known = self.file()?.metadata().map_err(|source| system("look at the memory", &source))?;
+        let known =
+            self.file()?.metadata().map_err(|source| system("read the metadata of the memory", &source))?;
         Ok((known.dev(), known.ino()))
     }
 
@@ -352,7 +355,7 @@ fn attach_sysv(shmid: Option<i32>, key: Option<i32>, writable: bool) -> PyResult
     let shmid = match (shmid, key) {
         (Some(shmid), None) => shmid,
         (None, Some(sysv::IPC_PRIVATE)) => {
-            return Err(error("Invalid", "key 0 is IPC_PRIVATE, which names no segment; pass the shmid"));
+            return Err(error("Invalid", "key 0 is IPC_PRIVATE, which no segment has; pass the shmid"));
         }
         (None, Some(key)) => {
             sysv::find(key).map_err(|source| no_segment(&format!("key {key:#x}"), &source))?

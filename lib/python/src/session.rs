@@ -41,7 +41,7 @@ impl<M: DeviceMemory + Send + Sync> BrokerSession<M> {
             return Err(forked(self.name));
         }
         let answer = py.detach(|| self.lock().as_mut().map(act));
-        answer.ok_or_else(|| error("Closed", "this session has ended; make another"))?.map_err(of_link)
+        answer.ok_or_else(|| error("Closed", "this session has ended; create another"))?.map_err(of_link)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Session<M>>> {
@@ -105,7 +105,7 @@ impl<M: DeviceMemory + Send + Sync> Drop for BrokerSession<M> {
 
 fn key_of(bytes: &[u8]) -> PyResult<DeviceKey> {
     DeviceKey::from_wild(bytes).ok_or_else(|| {
-        error("Invalid", "a device key has 65 bytes: 64 characters, as `export_key` gave them, and a NUL")
+        error("Invalid", "a device key must have 65 bytes: the 64 characters from `export_key`, and a NUL")
     })
 }
 

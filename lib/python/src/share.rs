@@ -298,7 +298,7 @@ fn silent(what: &str, patience: Duration) -> pyo3::PyErr {
     error(
         "Timeout",
         format_args!(
-            "{what}: the process that has it did not answer within {} s; see whether it is stopped",
+            "{what}: the process that has it did not answer within {} s; check whether it is stopped",
             patience.as_secs_f64()
         ),
     )

@@ -13,7 +13,7 @@ use crate::handle::Handle;
 /// How long a wait continues before it checks for signals for Python.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
-/// The thread in which the interpreter ends.
+/// The thread in which the interpreter exits.
 static ENDING: OnceLock<ThreadId> = OnceLock::new();
 /// Number of threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -100,7 +100,7 @@ pub(crate) fn duration_of(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         error(
             "Invalid",
-            format_args!("a timeout of {seconds} seconds; pass 0 or more, or None to wait for ever"),
+            format_args!("timeout is {seconds} seconds; pass 0 or more, or None to wait for ever"),
         )
     })
 }

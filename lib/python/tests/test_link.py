@@ -519,7 +519,7 @@ def test_a_child_of_a_fork_cannot_use_its_parents_handle() -> None:
     process.start()
     error = queue.get(timeout=200)
     process.join()
-    assert error is not None and "make one in the child" in error
+    assert error is not None and "create one in the child" in error
     mac.send(b"still mine")
     message = phy.receive()
     assert message is not None and bytes(message) == b"still mine"

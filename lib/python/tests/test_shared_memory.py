@@ -333,7 +333,7 @@ def test_cpythons_own_tests(ipc: Path, method: str) -> None:
 
 
 def test_other_files_are_no_families(ipc: Path) -> None:
-    """What looks like a family's file and is none does no harm, and stays."""
+    """A file with the name of a family and other contents does no harm, and stays."""
     other = ipc / f".shmesh-family-{os.getuid()}-other"
     other.write_bytes(b"nonsense\0" + b"1 ../passwd\0" + b"2 half")
     _family.collect(str(ipc))

@@ -1,4 +1,4 @@
-//! Host memory in the place of a device's: a sealed memfd. Works everywhere, needs no device, and is what tests use.
+//! Host memory in place of device memory: a sealed memfd. It works everywhere without a device, and tests use it.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use shmesh_sys::{cgroup, file};
 
 use super::DeviceMemory;
 
-/// Bytes of a memfd whose size is sealed.
+/// Host memory in a memfd whose size is sealed.
 ///
 /// ```
 /// use shmesh::device::HostMemory;
@@ -28,17 +28,19 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// New memory of `size` bytes, all zero.
+    /// Allocates `size` bytes, all zero.
     ///
     /// # Errors
-    /// A size of 0, or more than there is.
+    /// The size is 0, or more than is free.
     pub fn new(size: u64) -> io::Result<Self> {
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "device memory of 0 bytes"));
         }
-        // More would not be refused: the kernel would kill a process to free memory.
+        // A larger memfd would not be refused: the kernel would kill a process to free memory.
         if let Some(room) = cgroup::room_bytes().filter(|room| *room < size) {
-            let text = format!("device memory of {size} bytes, where {room} are left; make it smaller");
+            let text = format!(
+                "device memory of {size} bytes exceeds the memory limit, of which {room} bytes remain; allocate less"
+            );
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
         }
         let memory = file::memfd("shmesh-region", false)?;
@@ -49,7 +51,7 @@ impl HostMemory {
         Ok(Self { file: memory, map })
     }
 
-    /// Where it is mapped. Other processes may write it at any time.
+    /// The address of its mapping. Other processes may write there at any time.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
@@ -58,7 +60,7 @@ impl HostMemory {
     /// Copies bytes out of the memory.
     ///
     /// # Errors
-    /// They lie past the end.
+    /// They are past the end.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(bytes, offset)
     }
@@ -66,7 +68,7 @@ impl HostMemory {
     /// Copies bytes into the memory.
     ///
     /// # Errors
-    /// They lie past the end.
+    /// They are past the end.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)
     }
@@ -88,10 +90,11 @@ impl DeviceMemory for HostMemory {
     }
 
     fn import(size: u64, fd: Option<OwnedFd>, _handle: &[u8]) -> io::Result<Self> {
-        let file = File::from(fd.ok_or_else(|| io::Error::other("no descriptor came with it"))?);
-        // One that can still be truncated would be a bus error later.
+        let file =
+            File::from(fd.ok_or_else(|| io::Error::other("the key was delivered without a descriptor"))?);
+        // A memfd that can still be truncated would cause a bus error later.
         if !file::is_size_sealed(&file) || file.metadata()?.len() < size {
-            return Err(io::Error::other("it is no sealed memory of this size"));
+            return Err(io::Error::other("the descriptor is not a sealed memfd of this size"));
         }
         let map = file::map(&file, size, false)?;
         Ok(Self { file, map })

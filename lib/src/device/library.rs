@@ -1,19 +1,20 @@
-//! A vendor's library, loaded when it is first needed. What it does not have is an error with a name, never a panic.
+//! A vendor's library, loaded at its first use. A missing function is an error with its name, never a panic.
 
 use std::io;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
-/// A loaded library. It stays for the life of the process: vendors' libraries start threads, and are not made to be unloaded.
+/// A loaded library. It stays loaded for the life of the process, because vendors' libraries start threads and do not
+/// support unloading.
 #[derive(Debug)]
 pub(super) struct Library {
-    /// What it was found as.
+    /// The name under which it was found.
     name: String,
     library: ManuallyDrop<libloading::Library>,
 }
 
 impl Library {
-    /// The first of `candidates` that loads; only `variable`'s, when that is set.
+    /// Loads the first of `candidates` that exists, or only the path in `variable` if that is set.
     pub(super) fn open(what: &str, variable: &str, candidates: &[String]) -> io::Result<Self> {
         let said = std::env::var(variable).ok().filter(|path| !path.is_empty());
         let candidates = said.as_ref().map_or(candidates, std::slice::from_ref);
@@ -25,7 +26,7 @@ impl Library {
             }
         }
         let text = format!(
-            "there is no {what} here: {}; install its driver, mount it into the container, or name the library with {variable}",
+            "{what} was not found: {}; install its driver, mount it into the container, or name the library with {variable}",
             refused.join("; ")
         );
         Err(io::Error::new(io::ErrorKind::NotFound, text))
@@ -48,18 +49,18 @@ impl Library {
 
 #[expect(unsafe_code, reason = "loading a library runs its constructors")]
 fn load(name: &str) -> Result<libloading::Library, libloading::Error> {
-    // SAFETY: it is the vendor's library, by the name that every program of that vendor loads it by, or what the operator
-    // named in its place; its constructors are meant to run in any process.
+    // SAFETY: this is the vendor's library, by the name that every program of that vendor uses, or the one that the
+    // operator has named instead; its constructors are meant to run in any process.
     unsafe { libloading::Library::new(Path::new(name)) }
 }
 
-/// The linker's own words: the file, and what is wrong with it.
+/// The linker's error message: the file and the problem.
 fn said_by_the_linker(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A table of a library's functions: each is there or not, and asking for a missing one names it and the version that
-/// brought it.
+/// Defines a table of a library's functions. Calling a missing one is an error with its name and the version that
+/// introduced it.
 macro_rules! functions {
     ($(#[$meta:meta])* $vis:vis struct $table:ident { $($name:ident($($argument:ty),*) since $since:literal;)* }) => {
         $(#[$meta])*
@@ -93,7 +94,7 @@ macro_rules! functions {
                 })
             })*
 
-            /// The functions that it does not have.
+            /// The functions that the library lacks.
             $vis fn missing(&self) -> Vec<&'static str> {
                 let mut missing = Vec::new();
                 $(if self.$name.is_none() { missing.push(stringify!($name)); })*

@@ -1,7 +1,7 @@
-//! Device memory shared with exactly the processes it was meant for: the five calls of the Ascend runtime, over any
-//! mechanism, brokered by the sidecar.
+//! Device memory shared with exactly the admitted processes: the five calls of the Ascend runtime, over any mechanism,
+//! brokered by the sidecar.
 //!
-//! | call | here |
+//! | call of the Ascend runtime | call of this library |
 //! |---|---|
 //! | `aclrtDeviceGetBareTgid` | [`Session::bare_tgid`] |
 //! | `aclrtIpcMemGetExportKey` | [`Session::export_key`] |
@@ -9,19 +9,19 @@
 //! | `aclrtIpcMemImportByKey` | [`Session::import_by_key`] |
 //! | `aclrtIpcMemClose` | [`Session::close`] |
 //!
-//! The key identifies memory and admits no process by itself: importers are admitted by their identity from the kernel. The rule
-//! that importers close before the exporter is enforced: until then the exporter's `close` is
+//! The key identifies memory and admits no process by itself: importers are admitted by their identity from the kernel.
+//! Importers must close before the exporter: until then the exporter's `close` fails with
 //! [`Busy`](crate::ErrorKind::Busy), and its memory stays.
 //!
 //! | file | concept |
 //! |---|---|
 //! | `mod.rs` | [`Session`], and the trait [`DeviceMemory`] that mechanisms implement |
-//! | `host.rs` | [`HostMemory`]: a memfd in the place of a device's memory |
+//! | `host.rs` | [`HostMemory`]: a memfd in place of device memory |
 //! | `cuda/` | [`CudaMemory`] and [`CudaLegacyMemory`]: memory of NVIDIA GPUs (feature `cuda`) |
 //! | `ascend/` | [`AscendMemory`]: memory of Ascend NPUs (feature `ascend`) |
-//! | `state.rs` | what a session has, and its registration with the next sidecar |
+//! | `state.rs` | the keys of a session, and their registration with the next sidecar |
 //! | `pool.rs` | [`DevicePool`]: a link's pool in device memory |
-//! | `library.rs` | vendors' libraries, loaded when they are first needed |
+//! | `library.rs` | vendors' libraries, loaded at their first use |
 
 #[cfg(feature = "ascend")]
 mod ascend;
@@ -54,24 +54,24 @@ pub use cuda::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, CudaTimelin
 pub use host::HostMemory;
 pub use pool::{DeviceBuffer, DevicePool, PoolMemory};
 
-/// A process, by its thread-group id in the outermost pid namespace. Only [`Session::bare_tgid`] knows one's own: a number
-/// from `getpid` is another in each container.
+/// A process, by its thread-group id in the outermost pid namespace. [`Session::bare_tgid`] returns that of this
+/// process; `getpid` returns a different number in each container.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BareTgid(pub i32);
 
-/// Which processes may import.
+/// Which processes may import a key.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ExportFlags(pub u64);
 
 impl ExportFlags {
-    /// Those that [`Session::set_import_pid`] admits.
+    /// Only processes that [`Session::set_import_pid`] admits.
     pub const DEFAULT: Self = Self(0);
-    /// Every process that has the key. Only where the operator's policy permits it.
+    /// Every process that knows the key. The operator's policy must permit it.
     pub const DISABLE_PID_VALIDATION: Self = Self(1);
 }
 
-/// Memory that can be exported and imported: what a mechanism implements. A thread of the session reads its size, handle and
-/// descriptor when the sidecar was started again.
+/// Memory that can be exported and imported, implemented by each mechanism. A thread of the session reads its size,
+/// handle and descriptor after a restart of the sidecar.
 ///
 /// ```
 /// use shmesh::device::{DeviceMemory, HostMemory};
@@ -86,19 +86,19 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
     /// The size in bytes.
     fn size(&self) -> u64;
 
-    /// The descriptor that travels, for mechanisms that have one.
+    /// The descriptor that is passed to importers, for mechanisms that have one.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// The vendor's key or handle, for mechanisms that have one.
     fn handle(&self) -> Vec<u8>;
 
-    /// Maps what was imported.
+    /// Maps memory that another process exported.
     ///
     /// # Errors
-    /// The descriptor or handle is not what it should be, or cannot be mapped.
+    /// The descriptor or handle is invalid, or cannot be mapped.
     fn import(size: u64, fd: Option<OwnedFd>, handle: &[u8]) -> std::io::Result<Self>;
 
-    /// Readies the memory for its export with these flags, where the driver has to know them.
+    /// Prepares the memory for its export with these flags, if the driver has to know them.
     ///
     /// # Errors
     /// The driver refuses.
@@ -107,15 +107,15 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// The number by which the driver identifies this process, if it has one: the broker's must be the same.
+    /// The process id by which the driver identifies this process, if it has one: the broker must know the same.
     ///
     /// # Errors
-    /// The driver does not say.
+    /// The driver refuses the query.
     fn driver_tgid() -> std::io::Result<Option<BareTgid>> {
         Ok(None)
     }
 
-    /// Admits a process in the exporter's driver, where the driver wants to know.
+    /// Admits a process in the exporter's driver, if the driver has a list of processes.
     ///
     /// # Errors
     /// The driver refuses.
@@ -127,9 +127,9 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
 
 /// A process's session with the broker of device keys.
 ///
-/// It outlives the sidecar: exports and imports are registered with the next one, under the same keys, and imported memory
-/// stays mapped meanwhile. A call waits some seconds for a sidecar that is away. A key that cannot be registered again is
-/// [`RegionLost`](Happened::RegionLost), for the exporter as for importers.
+/// It survives restarts of the sidecar: exports and imports are registered with the next one, under the same keys, and
+/// imported memory stays mapped meanwhile. While there is no sidecar, a call waits some seconds for it. A key that
+/// cannot be registered again is reported as [`RegionLost`](Happened::RegionLost), to the exporter and to importers.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -147,7 +147,8 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
 pub struct Session<M: DeviceMemory = HostMemory> {
     shared: Arc<Shared<M>>,
     link: Arc<str>,
-    /// A forked child has neither the thread nor the connection, and perhaps a lock that is never released: it connects itself.
+    /// The process that connected. A forked child has neither the thread nor the connection, and may inherit a lock
+    /// that is never released, so it must connect itself.
     process: u32,
 }
 
@@ -165,14 +166,14 @@ impl<M: DeviceMemory> Session<M> {
         if std::process::id() == self.process {
             return Ok(&self.shared);
         }
-        let doing = "use a session of the parent of this process: connect a session of its own after fork";
+        let doing = "use a session of the parent process after fork: connect a session in this process";
         Err(Error::system(&self.link, doing, std::io::ErrorKind::PermissionDenied.into()))
     }
 
-    /// This process, as others have to name it to admit it.
+    /// The thread-group id by which other processes admit this process.
     ///
     /// # Errors
-    /// [`Refused`](crate::ErrorKind::Refused) when the broker does not know it.
+    /// [`Refused`](crate::ErrorKind::Refused) if the broker cannot identify this process.
     pub fn bare_tgid(&mut self) -> Result<BareTgid> {
         let shared = self.shared()?;
         bare_tgid(shared, &mut shared.lock())
@@ -204,8 +205,8 @@ impl<M: DeviceMemory> Session<M> {
     /// Admits processes to a key of this process: all of them or none.
     ///
     /// # Errors
-    /// [`Denied`](crate::ErrorKind::Denied) when it is not this process's key; [`Refused`](crate::ErrorKind::Refused) when one of them does not live,
-    /// or there are more than 31.
+    /// [`Denied`](crate::ErrorKind::Denied) if this process has not exported the key;
+    /// [`Refused`](crate::ErrorKind::Refused) if one of the processes is not alive, or there are more than 31.
     pub fn set_import_pid(&mut self, key: &DeviceKey, importers: &[BareTgid]) -> Result<()> {
         let admit = SetImportPid {
             key: key.as_bytes().to_vec(),
@@ -221,7 +222,7 @@ impl<M: DeviceMemory> Session<M> {
         Ok(())
     }
 
-    /// Maps the memory behind a key. Importing it again gives the same memory, and each import is closed once.
+    /// Maps the memory of a key. Importing it again returns the same memory, and each import must be closed once.
     ///
     /// # Errors
     /// [`Denied`](crate::ErrorKind::Denied): the key does not exist, or this process is not admitted. The error does not say which.
@@ -240,7 +241,7 @@ impl<M: DeviceMemory> Session<M> {
         let mapped = if imported.mechanism() == M::MECHANISM {
             M::import(imported.size, fds.into_iter().next(), &imported.handle)
         } else {
-            Err(std::io::Error::other("it was exported by another mechanism"))
+            Err(std::io::Error::other("the memory was exported with another mechanism"))
         };
         let ack = request::Op::Ack(Ack { grant: imported.grant, done: mapped.is_ok() });
         let memory = match mapped {
@@ -251,7 +252,7 @@ impl<M: DeviceMemory> Session<M> {
                 return Err(Error::system(&state.client.link().into(), "map the memory", error));
             }
         };
-        // First, so that it is registered with a sidecar that replaces the present one.
+        // First, so that it is registered with a sidecar that replaces the current one.
         state.imports.insert(*key.as_bytes(), Import { memory: Arc::clone(&memory), count: 1 });
         let reconnected = state.reconnected;
         match shared.done(state, &ack) {
@@ -266,11 +267,13 @@ impl<M: DeviceMemory> Session<M> {
         }
     }
 
-    /// Ends an import, or an export that no process imports any more. An import whose exporter has died is closed here alone: the
-    /// broker has forgotten it.
+    /// Ends an import, or an export that no process imports any more. An import whose exporter has died is closed in
+    /// this process only, because the broker has forgotten it.
     ///
     /// # Errors
-    /// [`StillMapped`](crate::ErrorKind::StillMapped) while an `Arc` of the imported memory is held; [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied) when this process has no such key.
+    /// [`StillMapped`](crate::ErrorKind::StillMapped) while an `Arc` of the imported memory is held;
+    /// [`Busy`](crate::ErrorKind::Busy) with the processes that still import it; [`Denied`](crate::ErrorKind::Denied)
+    /// if this process has no such key.
     pub fn close(&mut self, key: &DeviceKey) -> Result<()> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
@@ -286,15 +289,15 @@ impl<M: DeviceMemory> Session<M> {
     /// ([`Unused`](Happened::Unused)) or the session is dropped.
     ///
     /// # Errors
-    /// [`Denied`](crate::ErrorKind::Denied) when this process has not exported it.
+    /// [`Denied`](crate::ErrorKind::Denied) if this process has not exported it.
     pub fn force_close(&mut self, key: &DeviceKey) -> Result<()> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
         let Some(export) = state.exports.get_mut(key.as_bytes()) else {
-            let text = "this session has not exported it".to_owned();
+            let text = "this session has not exported this key".to_owned();
             return Err(ErrorKind::Denied { link: state.client.link().into(), text }.into());
         };
-        // First, so that a sidecar that replaces the present one admits no process either.
+        // First, so that a sidecar that replaces the current one admits no process either.
         let was_forced = std::mem::replace(&mut export.is_forced, true);
         if let Err(error) = say_closed(shared, state, key, true) {
             let is_known = !matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. });
@@ -314,7 +317,7 @@ impl<M: DeviceMemory> Session<M> {
             Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. } | ErrorKind::System { .. }) => {
                 Err(error)
             }
-            // No process imported it any more, and the broker has forgotten it.
+            // No process imports it any more, and the broker has forgotten it.
             _ => {
                 state.exports.remove(key.as_bytes());
                 Ok(())
@@ -322,10 +325,10 @@ impl<M: DeviceMemory> Session<M> {
         }
     }
 
-    /// The oldest event that was not taken yet; never waits. What the exporter's driver has to do is done here: call it when
-    /// the session's descriptor is readable.
+    /// Takes the oldest event; never waits. Admits importers in the exporter's driver, so call it whenever the
+    /// session's descriptor is readable.
     ///
-    /// While the sidecar is away there are no events; the session connects to the next one by itself.
+    /// While there is no sidecar there are no events; the session connects to the next one by itself.
     ///
     /// # Errors
     /// [`System`](crate::ErrorKind::System): the connection cannot be read.
@@ -336,7 +339,7 @@ impl<M: DeviceMemory> Session<M> {
         loop {
             let happened = match state.client.event() {
                 answer if state::is_away(&answer) => {
-                    // The thread looks for the next sidecar.
+                    // The session's thread connects to the next sidecar.
                     shared.lose(state);
                     shared.watch(state)?;
                     state.client.kept_event()
@@ -347,7 +350,7 @@ impl<M: DeviceMemory> Session<M> {
                 None => return Ok(None),
                 Some(Happened::Admit(admit)) => {
                     let done = admit_in_driver(shared, state, &admit);
-                    // Refused when the importer has gone meanwhile, which is no concern of ours.
+                    // Refused if the importer has ended meanwhile, which needs no handling.
                     let _ = shared.done(state, &request::Op::Ack(Ack { grant: admit.grant, done }));
                 }
                 Some(happened) => {
@@ -371,20 +374,20 @@ fn bare_tgid<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Resul
     }
 }
 
-/// Compares, once, the number of this process at the broker and at the driver. A number that admits another process is worse
-/// than none.
+/// Compares, once, the process ids of this process at the broker and at the driver. A process id that admits another
+/// process would be worse than none.
 fn agree<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Result<()> {
     if state.agreed.is_some() {
         return Ok(());
     }
     let link: Arc<str> = state.client.link().into();
-    let drivers =
-        M::driver_tgid().map_err(|error| Error::system(&link, "ask the driver who this is", error))?;
+    let drivers = M::driver_tgid()
+        .map_err(|error| Error::system(&link, "query the identity of this process at the driver", error))?;
     if let Some(BareTgid(driver)) = drivers {
         let BareTgid(broker) = bare_tgid(shared, state)?;
         if driver != broker {
             let text = format!(
-                "the broker takes this process for {broker}, the driver for {driver}: the sidecar needs the identity \
+                "the broker identifies this process as {broker}, the driver as {driver}: the sidecar needs the identity \
                  service of this node (--identity)"
             );
             return Err(ErrorKind::Denied { link, text }.into());
@@ -394,8 +397,9 @@ fn agree<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Result<()
     Ok(())
 }
 
-/// Puts an importer on the driver's list. The driver goes by its number, and this may be long after the broker has said
-/// so: when that process has died, the number may be another's. So the broker is asked last thing before.
+/// Puts an importer on the driver's list. The driver identifies it by its process id, and this may be long after the
+/// broker's request: if that process has died, the id may belong to another one. So the broker is asked immediately
+/// before.
 fn admit_in_driver<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, admit: &Admit) -> bool {
     if shared.done(state, &request::Op::Stands(Stands { grant: admit.grant.clone() })).is_err() {
         return false;
@@ -413,7 +417,7 @@ fn say_closed<M: DeviceMemory>(
     shared.done(state, &request::Op::Close(Close { key: key.as_bytes().to_vec(), force })).map(drop)
 }
 
-/// Unmaps the memory before telling the broker: from then on the exporter may free it.
+/// Unmaps the memory before informing the broker: from then on the exporter may free it.
 fn close_import<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, key: &DeviceKey) -> Result<()> {
     let Some(Import { memory, count }) = state.imports.remove(key.as_bytes()) else { return Ok(()) };
     if count > 1 {
@@ -435,10 +439,10 @@ fn close_import<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, key: 
 }
 
 impl<M: DeviceMemory> Drop for Session<M> {
-    /// Ends what the session has: its imports, and by force its exports, whose memory goes with it.
+    /// Ends the session's imports, and its exports by force, whose memory is freed.
     fn drop(&mut self) {
         if std::process::id() != self.process {
-            // Its memory is the parent's, and so is its lock.
+            // The memory belongs to the parent, and so does its lock.
             std::mem::forget(Arc::clone(&self.shared));
             return;
         }
@@ -464,7 +468,7 @@ impl<M: DeviceMemory> Drop for Session<M> {
 }
 
 impl<M: DeviceMemory> std::os::fd::AsFd for Session<M> {
-    /// Readable when an event comes, as that of a [`Client`]; the same one as long as the session lives.
+    /// Readable if there is an event, as that of a [`Client`]; it stays the same as long as the session lives.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.readiness().as_fd()
     }

@@ -1,4 +1,4 @@
-//! Pools of a link whose buffers are in device memory: an index travels, the payload stays on the device.
+//! Pools of a link whose buffers are in device memory: an index crosses the link, and the payload stays on the device.
 
 use std::io;
 use std::sync::Arc;
@@ -27,19 +27,19 @@ use crate::participant::Side;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait PoolMemory: DeviceMemory {
-    /// Where it is, for the device's work in this process.
+    /// Its address, for work of the device in this process.
     fn address(&self) -> u64;
 
-    /// Copies bytes to the host, and waits until they are there.
+    /// Copies bytes to the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     fn copy_to_host(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Copies bytes from the host, and waits until they are there.
+    /// Copies bytes from the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     fn copy_to_device(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
@@ -74,8 +74,8 @@ impl PoolMemory for CudaMemory {
 
 /// A pool of a link, `cuda_data` or `gpu_data`, whose buffers are in device memory.
 ///
-/// Loans and messages are those of the link, and end as any others; this says where their DATA part is. It can be shared
-/// between threads, and used with all handles of this process on the link.
+/// Loans and messages are those of the link, and end as any others; this type gives access to their DATA part. It can
+/// be shared between threads, and used with all handles of this process on the link.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -104,27 +104,27 @@ impl PoolMemory for CudaMemory {
 #[derive(Debug)]
 pub struct DevicePool<M: PoolMemory> {
     link: Arc<str>,
-    /// Of the link: a loan or message of another may have the same numbers.
+    /// The epoch of the link: a loan or message of another link may have the same numbers.
     epoch: u64,
     pool: PoolId,
     layout: DeviceLayout,
-    /// What messages name the memory by.
+    /// The id of the memory in messages.
     id: u64,
     memory: M,
 }
 
 impl Link {
-    /// The device memory of a pool. If the link has none yet, `make` is asked for so many bytes, and the link keeps it from
-    /// then on: others get it, restarted processes get it, and queued messages keep their payload. If two processes allocate
-    /// it at the same time, one allocation prevails and the other is dropped.
+    /// Opens the device memory of a pool. If the link has none yet, calls `make` with its size in bytes, and the link
+    /// keeps it from then on: other and restarted processes get it, and queued messages keep their payload. If two
+    /// processes allocate it at the same time, one allocation is used and the other is dropped.
     ///
-    /// Once a link: it asks who serves it, and maps the memory.
+    /// Call it once per link: it asks the host of the link, and maps the memory.
     ///
     /// # Errors
-    /// [`NoPool`](crate::ErrorKind::NoPool); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) for a pool in shared memory;
-    /// [`Refused`](crate::ErrorKind::Refused) when what was made breaks a rule, such as its size;
-    /// [`System`](crate::ErrorKind::System) when it cannot be made or mapped, as with another mechanism than the link's;
-    /// [`Evicted`](crate::ErrorKind::Evicted); [`Host`](crate::ErrorKind::Host).
+    /// [`NoPool`](crate::ErrorKind::NoPool); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) for a pool in shared
+    /// memory; [`Refused`](crate::ErrorKind::Refused) if the new memory breaks a rule, such as its size;
+    /// [`System`](crate::ErrorKind::System) if it cannot be allocated or mapped, or has another mechanism than the
+    /// link's; [`Evicted`](crate::ErrorKind::Evicted); [`Host`](crate::ErrorKind::Host).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -165,7 +165,9 @@ impl Link {
                 let memory = make(layout.bytes()).map_err(|error| failed("make", error))?;
                 let offer = offer(&memory, layout).map_err(|error| failed("share", error))?;
                 let lent = self.ask_for_memory(pool, Some(&offer))?;
-                let nobody = || failed("share", io::Error::other("it was offered and not kept"));
+                let nobody = || {
+                    failed("share", io::Error::other("the host of the link did not keep the offered memory"))
+                };
                 let lent = lent.ok_or_else(nobody)?;
                 if lent.id == offer.id {
                     return Ok(known(offer.id, memory));
@@ -176,11 +178,7 @@ impl Link {
             }
         };
         if lent.mechanism != M::MECHANISM {
-            let text = format!(
-                "it is of the mechanism {:?}, and was asked for as {:?}",
-                lent.mechanism,
-                M::MECHANISM
-            );
+            let text = format!("its mechanism is {:?}, but {:?} was requested", lent.mechanism, M::MECHANISM);
             return Err(failed("map", io::Error::other(text)));
         }
         let memory = lent
@@ -202,7 +200,7 @@ impl Link {
         Ok(self.ask_for_memory(pool, None)?.map(|lent| lent.mechanism))
     }
 
-    /// Bytes of a buffer, and how many there are, of a pool in device memory.
+    /// The size in bytes and the number of buffers of a pool in device memory.
     fn on_device(&self, pool: PoolId) -> Result<(u32, u32)> {
         let link: Arc<str> = self.name().into();
         let Some(shape) = self.pool(pool) else { return Err(ErrorKind::NoPool { link, pool }.into()) };
@@ -210,7 +208,7 @@ impl Link {
     }
 }
 
-/// Memory that was just made, as it is offered: with its words at 0.
+/// The offer of newly allocated memory, with its words set to 0.
 fn offer<M: PoolMemory>(memory: &M, layout: DeviceLayout) -> io::Result<Lent> {
     for side in [Side::Primary, Side::Secondary] {
         memory.copy_to_device(layout.timeline(side), &[0; 8])?;
@@ -226,13 +224,13 @@ fn offer<M: PoolMemory>(memory: &M, layout: DeviceLayout) -> io::Result<Lent> {
 }
 
 impl<M: PoolMemory> DevicePool<M> {
-    /// The DATA part of a loan: its first `len` bytes, which is the length it will have. The last call that succeeds counts.
+    /// The first `len` bytes of the DATA part of a loan, and sets its length. The last successful call counts.
     ///
-    /// Messages that were loaned from the pool and never asked for their place here have a DATA part of 0 bytes.
+    /// A message has a DATA part of 0 bytes if this was never called for its loan.
     ///
     /// # Errors
-    /// [`TooLong`](crate::ErrorKind::TooLong) when the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart);
-    /// [`NotOnDevice`](crate::ErrorKind::NotOnDevice) when it is of another pool or link;
+    /// [`TooLong`](crate::ErrorKind::TooLong) if the buffer is smaller; [`NoDataPart`](crate::ErrorKind::NoDataPart);
+    /// [`NotOnDevice`](crate::ErrorKind::NotOnDevice) if it belongs to another pool or link;
     /// [`Evicted`](crate::ErrorKind::Evicted).
     pub fn resize_data<'b>(&'b self, loan: &'b mut Loan<'_>, len: usize) -> Result<DeviceBuffer<'b, M>> {
         if loan.data_pool().is_some_and(|pool| pool != self.pool) || loan.link().epoch() != self.epoch {
@@ -245,8 +243,9 @@ impl<M: PoolMemory> DevicePool<M> {
     /// The DATA part of a message.
     ///
     /// # Errors
-    /// [`NoDataPart`](crate::ErrorKind::NoDataPart); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) when it is of another pool
-    /// or link; [`OtherMemory`](crate::ErrorKind::OtherMemory) when the payload is in device memory that the pool had before.
+    /// [`NoDataPart`](crate::ErrorKind::NoDataPart); [`NotOnDevice`](crate::ErrorKind::NotOnDevice) if it belongs to
+    /// another pool or link; [`OtherMemory`](crate::ErrorKind::OtherMemory) if the payload is in device memory that the
+    /// pool had before.
     pub fn data<'b>(&'b self, message: &'b Message<'_>) -> Result<DeviceBuffer<'b, M>> {
         self.data_of(message.device_data(), message.link().epoch(), message.data_len())
     }
@@ -272,15 +271,15 @@ impl<M: PoolMemory> DevicePool<M> {
         if pool != self.pool || epoch != self.epoch {
             return Err(self.not_here());
         }
-        // A message without bytes need not say in which memory they are.
+        // A message without bytes does not name its memory.
         if id != self.id && len > 0 {
             return Err(ErrorKind::OtherMemory { link, pool }.into());
         }
         self.buffer(index, len)
     }
 
-    /// So many bytes at an address that [`data`](Self::data) or [`resize_data`](Self::resize_data) gave, or inside of what it gave:
-    /// for programs that pass addresses on. `None` if they do not lie in one buffer. The owner is not checked.
+    /// Bytes at an address that [`data`](Self::data) or [`resize_data`](Self::resize_data) returned, or inside them,
+    /// for programs that pass addresses on. `None` if they are not inside one buffer. The owner is not checked.
     #[must_use]
     pub fn at(&self, address: u64, len: usize) -> Option<DeviceBuffer<'_, M>> {
         let offset = address.checked_sub(self.memory.address())?;
@@ -298,13 +297,13 @@ impl<M: PoolMemory> DevicePool<M> {
         ErrorKind::NotOnDevice { link: Arc::clone(&self.link), pool: self.pool }.into()
     }
 
-    /// All of the memory: the buffers, each at a multiple of 256 bytes, and two words behind them.
+    /// All of the memory: the buffers, each at a multiple of 256 bytes, and two words after them.
     #[must_use]
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Where in the memory the word is on which the GPU work of a side is counted: 8 bytes, 0 at first.
+    /// The offset of the word that counts the GPU work of a side: 8 bytes, initially 0.
     #[must_use]
     pub fn timeline_offset(&self, side: Side) -> u64 {
         self.layout.timeline(side)
@@ -313,13 +312,14 @@ impl<M: PoolMemory> DevicePool<M> {
 
 #[cfg(feature = "cuda")]
 impl DevicePool<CudaMemory> {
-    /// The word by which the other side's GPU work waits for this side's, without the CPU: `side` is the one that sends.
+    /// The word by which the other side's GPU work waits for that of `side`, without the CPU.
     ///
-    /// The word only grows, so one stream of a side writes it. A side with several producers gives each a word of its own, in
-    /// memory that it exports. A sender that starts anew goes on from the [`value`](CudaTimeline::value) that it finds.
+    /// The word only grows, so a single stream of the side must write it. A side with several producers gives each a
+    /// word of its own, in memory that it exports. A restarted sender continues from the [`value`](CudaTimeline::value)
+    /// that it finds.
     ///
     /// # Errors
-    /// None that a pool of a link has.
+    /// Never fails for a pool of a link.
     ///
     /// ```
     /// use shmesh::config::PoolId;
@@ -381,7 +381,7 @@ pub struct DeviceBuffer<'a, M: PoolMemory> {
 }
 
 impl<M: PoolMemory> DeviceBuffer<'_, M> {
-    /// Where it is in this process, for the device's work. In the other one it is elsewhere.
+    /// Its address in this process, for work of the device. It differs in the other process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset
@@ -399,26 +399,29 @@ impl<M: PoolMemory> DeviceBuffer<'_, M> {
         self.len == 0
     }
 
-    /// Copies bytes to the host, and waits until they are there. It does not wait for work of the GPU that fills them.
+    /// Copies bytes to the host, and waits for the copy. It does not wait for GPU work that writes them.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     pub fn copy_to_host(&self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
         self.memory.copy_to_host(self.at(offset, bytes.len())?, bytes)
     }
 
-    /// Copies bytes from the host, and waits until they are there.
+    /// Copies bytes from the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     pub fn copy_to_device(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         self.memory.copy_to_device(self.at(offset, bytes.len())?, bytes)
     }
 
-    /// Where in the memory so many bytes at `offset` begin.
+    /// The offset in the memory of `len` bytes at `offset` of the DATA part.
     fn at(&self, offset: usize, len: usize) -> io::Result<u64> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let text = format!("{len} bytes at offset {offset} of a DATA part of {}", self.len);
+            let text = format!(
+                "{len} bytes at offset {offset} are past the end of the DATA part of {} bytes",
+                self.len
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         Ok(self.offset + offset as u64)

@@ -1,7 +1,7 @@
-//! What a session has, and how it gets that registered again when the sidecar was started again.
+//! The keys of a session, and their registration with the next sidecar after a restart.
 //!
-//! A thread waits for the connection to end, so that this needs no call of the program: who has memory mapped may compute
-//! for hours without one. It is started with the first key.
+//! A thread waits for the end of the connection, so that the program need not call anything: a process that uses mapped
+//! memory may compute for hours without a call. The thread starts with the first key.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use super::{BareTgid, DeviceMemory, ExportFlags};
 use crate::client::{ANSWER_LIMIT, Client};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a call waits for a sidecar that has gone.
+/// How long a call waits for a sidecar while there is none.
 const AWAY_LIMIT: Duration = ANSWER_LIMIT;
-/// Between two attempts to connect: the first, and then twice as long each time up to the last.
+/// Pause between two attempts to connect; it doubles each time up to the maximum.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_millis(500);
 
@@ -33,13 +33,13 @@ pub(super) type KeyBytes = [u8; KEY_BYTES];
 /// An export of this session.
 #[derive(Debug)]
 pub(super) struct Export<M> {
-    /// Kept until it is closed: who imports it has it mapped.
+    /// Kept until the export is closed, because importers have it mapped.
     pub(super) memory: M,
     pub(super) flags: ExportFlags,
-    /// Shows a new sidecar that the key is ours. Empty from a sidecar that keeps no keys over its end.
+    /// Proves to a new sidecar that the key is ours. Empty if the sidecar does not restore keys.
     pub(super) secret: Vec<u8>,
     pub(super) admitted: BTreeMap<i32, Admitted>,
-    /// It was closed by force, and may still be mapped elsewhere.
+    /// Whether it was closed by force, so that it may still be mapped elsewhere.
     pub(super) is_forced: bool,
 }
 
@@ -55,10 +55,9 @@ pub(super) struct State<M> {
     pub(super) client: Client,
     pub(super) exports: HashMap<KeyBytes, Export<M>>,
     pub(super) imports: HashMap<KeyBytes, Import<M>>,
-    /// This process, once broker and driver have been found to agree on who it is; `None` inside where the driver has no word
-    /// for that.
+    /// This process, once broker and driver agree on its identity; `None` inside if the driver has no notion of that.
     pub(super) agreed: Option<Option<BareTgid>>,
-    /// How often it has connected again.
+    /// Number of reconnections to a sidecar.
     pub(super) reconnected: u64,
     is_watched: bool,
     is_over: bool,
@@ -68,9 +67,9 @@ pub(super) struct State<M> {
 pub(super) struct Shared<M> {
     state: Mutex<State<M>>,
     over: Condvar,
-    /// The connection, whichever it is, and the bell.
+    /// Watches the current connection, and the bell.
     readiness: Epoll,
-    /// Rung when events arrived during another request.
+    /// Rung when events were received during another request.
     bell: Doorbell,
 }
 
@@ -98,11 +97,11 @@ impl<M: DeviceMemory> Shared<M> {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<M>> {
-        // Each change is whole before anything can panic.
+        // Each change is complete before anything can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects again from now on whenever the connection ends, whether anything is called or not.
+    /// Starts the thread that reconnects whenever the connection ends.
     pub(super) fn watch(self: &Arc<Self>, state: &mut State<M>) -> Result<()> {
         if state.is_watched {
             return Ok(());
@@ -135,24 +134,24 @@ impl<M: DeviceMemory> Shared<M> {
         }
     }
 
-    /// Ends the thread. It may still hold the connection for a moment, which is of no use from now on.
+    /// Ends the thread. It may keep the connection for a moment, which is not used any more.
     pub(super) fn end(&self, state: &mut State<M>) {
         state.is_over = true;
         socket::shut(state.client.connection());
         self.over.notify_all();
     }
 
-    /// The connection has ended: it says nothing more, and is no reason to wake up.
+    /// Stops watching a connection that has ended, so that it no longer wakes the program.
     pub(super) fn lose(&self, state: &State<M>) {
         self.readiness.remove(state.client.connection());
     }
 
-    /// Takes the word that events have come.
+    /// Clears the bell that announces events.
     pub(super) fn hear(&self) {
         while self.bell.take().is_ok_and(|rung| rung) {}
     }
 
-    /// Asks. When the sidecar has gone, asks the next one, if there is one in time.
+    /// Sends a request. If the sidecar has ended, sends it to the next one, if there is one in time.
     pub(super) fn ask(
         &self,
         state: &mut State<M>,
@@ -183,7 +182,7 @@ impl<M: DeviceMemory> Shared<M> {
         }
     }
 
-    /// Connects to the present broker of the link, and registers the keys of this session there.
+    /// Connects to the current broker of the link, and registers the keys of this session.
     fn reconnect(&self, state: &mut State<M>) -> Result<()> {
         self.lose(state);
         state.client.reconnect()?;
@@ -192,28 +191,28 @@ impl<M: DeviceMemory> Shared<M> {
             let added = self.readiness.add(state.client.connection());
             added.map_err(|error| Error::system(&state.client.link().into(), "watch its broker", error))
         });
-        // A connection on which not all is registered is none: the next attempt makes another one.
+        // A connection on which not everything was registered is closed: the next attempt makes another one.
         restored.inspect_err(|_| socket::shut(state.client.connection()))?;
         if state.client.kept_events().next().is_some() {
-            // One more than are taken does no harm.
+            // An additional signal does no harm.
             let _ = self.bell.signal();
         }
         Ok(())
     }
 }
 
-/// What a new sidecar makes of a key.
+/// The response of a new sidecar to a key.
 enum Registration {
     Yes,
-    /// It is not ours there, or there is no room for it.
+    /// The key is not ours there, or there is no room for it.
     Lost,
-    /// A participant serves the link, and keeps no keys.
+    /// A participant serves the link, which keeps no keys.
     NoSidecar,
 }
 
 impl<M: DeviceMemory> State<M> {
     fn restore(&mut self) -> Result<()> {
-        // A refusal of the whole session comes here; the session retries later.
+        // A refusal of the whole session is returned here; the session retries later.
         let hello = self.client.converse(request::Op::Hello(Hello {}), &[])?;
         hello.map_err(|refused| self.client.refused(refused))?;
         let of_importers: Vec<KeyBytes> = self.imports.keys().copied().collect();
@@ -249,7 +248,8 @@ impl<M: DeviceMemory> State<M> {
         Ok(())
     }
 
-    /// A driver's lists have numbers: a sidecar that knows this process by another one is no help.
+    /// Whether the sidecar identifies this process as before. Drivers have process ids on their lists, so a sidecar
+    /// with another id is useless.
     fn is_who_it_was(&mut self) -> Result<bool> {
         let Some(Some(driver)) = self.agreed else { return Ok(true) };
         let asked = self.client.converse(request::Op::BareTgid(broker::BareTgid {}), &[])?;
@@ -300,7 +300,7 @@ fn registered(
         Ok(_) => Ok(Registration::Yes),
         Err(refused) => match refused.code() {
             Code::Unsupported => Ok(Registration::NoSidecar),
-            // Of this connection alone: another may fare better.
+            // A refusal of this connection only: another connection may succeed.
             Code::Unidentified | Code::Draining => Err(client.refused(refused)),
             _ => Ok(Registration::Lost),
         },
@@ -312,7 +312,7 @@ pub(super) fn exported<M: DeviceMemory>(memory: &M, flags: ExportFlags) -> Expor
     ExportKey { size: memory.size(), flags: flags.0, mechanism: M::MECHANISM.into(), handle: memory.handle() }
 }
 
-/// Whether who was asked has gone.
+/// Whether the broker has ended.
 pub(super) fn is_away<T>(answer: &Result<T>) -> bool {
     answer.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::NoBroker { .. }))
 }

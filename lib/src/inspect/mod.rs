@@ -1,17 +1,17 @@
-//! Looking at links from outside: what `shmesh ls`, `dump` and `rm` do.
+//! Inspecting links from outside, for `shmesh ls`, `dump` and `rm`.
 //!
 //! | file | concept |
 //! |---|---|
 //! | `segments.rs` | finding the files of a link, opening and mapping them for reading only |
-//! | `seat_locks.rs` | which participants live |
-//! | `snapshot.rs` | who is attached, what is queued, who holds which buffer |
-//! | `tap.rs` | messages as they pass: `shmesh capture` |
+//! | `seat_locks.rs` | the liveness of participants, by the locks of their seats |
+//! | `snapshot.rs` | attached participants, queued messages, and the holder of each buffer |
+//! | `tap.rs` | recording messages for `shmesh capture` |
 //! | `memory_files.rs` | files of other programs, and whether they are in use |
-//! | `remains.rs` | what is left of a link, and removing it |
+//! | `remains.rs` | removing a link |
 //!
-//! Nothing here sits down on a link, and nothing but [`Remains::remove`] writes: segments are mapped without the right to.
-//! So it works on a link in use, on one that a crash left, and beside a hostile participant; what it reads is checked as a
-//! peer's words are. While others go on, it is a moment's view: single facts are true, their sums may be off by what moved.
+//! Inspection takes no seat, and only [`Remains::remove`] changes anything: segments are mapped read-only. So it works
+//! on a link in use, after a crash, and beside a hostile participant; values are checked like those of a peer. While a
+//! link is in use, each value is correct, but sums may be off by messages that moved in the meantime.
 //!
 //! ```
 //! # let dir = tempfile::tempdir()?;

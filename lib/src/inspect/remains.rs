@@ -1,4 +1,4 @@
-//! What is left of a link, and removing it.
+//! The files of a link, and removing them.
 
 use std::collections::HashSet;
 use std::io;
@@ -21,9 +21,9 @@ use crate::segment::layout::LinkLayout;
 use crate::segment::lock::Lock;
 use crate::segment::store::{Store, file_name};
 
-/// The files of a link, and what speaks against removing them.
+/// The files of a link, and reasons not to remove them.
 ///
-/// While it exists, no process can create, serve or keep the link, except those that already have it.
+/// While this value exists, no process can create, serve or keep the link, except those that already do.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -36,37 +36,37 @@ use crate::segment::store::{Store, file_name};
 /// ```
 #[derive(Debug)]
 pub struct Remains {
-    /// The files that are ours, and their sizes: what [`remove`](Self::remove) removes. The link's own segment first.
+    /// Files and their sizes that [`remove`](Self::remove) removes, the link's own segment first.
     pub files: Vec<(PathBuf, u64)>,
-    /// Files with a link's name that are something else. They are left alone.
+    /// Files with a name of the link that do not belong to it. They are not removed.
     pub foreign: Vec<PathBuf>,
     /// Attached participants, dead or alive, as far as the link can be read.
     pub seats: Vec<SeatView>,
-    /// A process is on the link or keeps it, whatever the seats say here.
+    /// Whether a process uses or keeps the link, whatever the seats say.
     pub is_held: bool,
-    /// Messages that wait; `None` when the link cannot be read.
+    /// Number of queued messages; `None` if the link cannot be read.
     pub queued: Option<usize>,
-    /// What is wrong with the link.
+    /// The damage of the link, if any.
     pub damage: Option<Error>,
     link: Arc<str>,
     /// Device and inode of each of `files`.
     inodes: Vec<(u64, u64)>,
     lock: Option<Lock>,
-    /// The lock file was not there before.
+    /// Whether the lock file was created here.
     made_lock: bool,
 }
 
-/// Files of one link that are found at once.
+/// Maximum number of files of a link that are found at once.
 const MAX_FILES: usize = 4096;
-/// Entries of a directory that are looked at.
+/// Maximum number of directory entries that are read.
 const MAX_ENTRIES: usize = 1 << 20;
 
 impl Remains {
-    /// Looks at what is left of the link `name` in `dir`.
+    /// Finds the files of the link `name` in `dir`.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound) when there is nothing; [`Permission`](ErrorKind::Permission) and what else the
-    /// kernel can refuse.
+    /// [`NotFound`](ErrorKind::NotFound) if there are none; [`Permission`](ErrorKind::Permission), and other errors of
+    /// the kernel.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -96,10 +96,10 @@ impl Remains {
         Ok(remains)
     }
 
-    /// The files of a link that no process has, by its locks alone: `None` if any process has a lock of the link.
+    /// The files of a link that no process uses, as its locks show. `None` if any process has a lock of the link.
     ///
-    /// Maps nothing and reads only the beginning of each file, so it may run where others can truncate the files. Messages that
-    /// wait are not counted: [`queued`](Self::queued) is `None`, and [`seats`](Self::seats) is empty.
+    /// Maps nothing and reads only the beginning of each file, so it is safe where others can truncate the files.
+    /// Queued messages are not counted: [`queued`](Self::queued) is `None`, and [`seats`](Self::seats) is empty.
     ///
     /// # Errors
     /// As [`of`](Self::of).
@@ -119,7 +119,7 @@ impl Remains {
     pub fn unused(dir: &Path, name: &LinkName) -> Result<Option<Self>> {
         let remains = Self::without_contents(dir, name)?;
         let Some(lock) = &remains.lock else { return Ok(None) };
-        // The lock of a seat without that of its process: a forked child of an earlier participant has it.
+        // A forked child of an earlier participant can have the lock of a seat without that of its process.
         let is_used =
             lock.is_used().map_err(|error| remains.refused("read the locks of its lock file", error))?;
         Ok((!is_used).then_some(remains))
@@ -129,7 +129,7 @@ impl Remains {
         Error::system(&self.link, doing, error)
     }
 
-    /// The files, and the right to remove them.
+    /// The files, and the lock for removing them.
     fn without_contents(dir: &Path, name: &LinkName) -> Result<Self> {
         let place = LinkPath::new(dir, name);
         let (shm, lock_path) = (place.store.path(None), place.beside("lock"));
@@ -138,10 +138,10 @@ impl Remains {
         if !had_lock && files_of(dir, name).is_empty() {
             return Err(ErrorKind::NotFound { link: place.link(), dir: dir.to_path_buf() }.into());
         }
-        // The lock file of another program is not ours to lock; whatever it means, `foreign` tells the caller to stop.
+        // Do not lock a lock file that belongs to another program; `foreign` makes the caller stop.
         let lock = if found.foreign.is_empty() { try_close(&place.store)? } else { None };
         let is_held = lock.is_none() && found.foreign.is_empty();
-        // Listed now that no process can attach. The link's own segment first: without it there is no link.
+        // Listed now that no process can attach. The link's own segment is removed first: without it there is no link.
         let mut files = FileList { foreign: found.foreign, ..FileList::default() };
         let mut others = files_of(dir, name);
         others.sort_by_key(|(path, _)| *path != shm);
@@ -167,12 +167,13 @@ impl Remains {
         })
     }
 
-    /// Removes the files, and returns their sum in bytes. A process that has them mapped keeps its memory.
+    /// Removes the files, and returns their total size in bytes. A process that has them mapped keeps its memory.
     ///
-    /// Removes without further checks: first look at [`is_held`](Self::is_held), [`seats`](Self::seats) and [`queued`](Self::queued) before.
+    /// Does not check whether the link is in use: check [`is_held`](Self::is_held), [`seats`](Self::seats) and
+    /// [`queued`](Self::queued) first.
     ///
     /// # Errors
-    /// The kernel refuses to; what was removed before stays removed.
+    /// The kernel refuses; files that were removed before stay removed.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -188,7 +189,8 @@ impl Remains {
     pub fn remove(mut self) -> Result<u64> {
         let mut bytes = 0;
         for ((path, size), inode) in self.files.iter().zip(&self.inodes) {
-            // If this process was stopped for long, a creator has not waited: the name may be that of another link.
+            // If this process was stopped for long, a creator did not wait for it, and the name may belong to another
+            // link.
             if self.lock.as_ref().is_some_and(|lock| !lock.is_named()) {
                 break;
             }
@@ -207,7 +209,8 @@ impl Remains {
         if let Some(lock) = self.lock.take()
             && std::mem::take(&mut self.made_lock)
         {
-            // Removed while locked: a process that opens it now finds, after locking, that it has no name any more.
+            // Removed while locked: a process that opens it at this moment notices, after locking, that it has no name
+            // any more.
             let _ = lock.remove();
         }
     }
@@ -219,9 +222,9 @@ impl Drop for Remains {
     }
 }
 
-/// Names of links with memory in `dir` of which no process has a lock, so that they could be removed; at most `limit`, in no
-/// order. Takes no lock itself, so no process has to wait for it; a process may attach at any time, which
-/// [`Remains::unused`] prevents.
+/// Names of links in `dir` that no process has locked, so that they could be removed; at most `limit`, in no order.
+/// Takes no lock itself, so no process has to wait for it; a process may attach at any time, which [`Remains::unused`]
+/// prevents.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -262,22 +265,22 @@ fn is_unused(dir: &Path, name: &LinkName) -> io::Result<bool> {
     }
 }
 
-/// Acquires the right to remove the link, and keeps other processes from attaching. `None`: a process is on the link.
+/// Takes the lock for removing the link, and keeps other processes from attaching. `None` if a process uses the link.
 fn try_close(store: &Store) -> Result<Option<Lock>> {
     let Some(lock) = try_lock(store)? else { return Ok(None) };
     let closed = lock.try_close().map_err(|error| store.refused("its lock file", error))?;
     Ok((closed && lock.is_named()).then_some(lock))
 }
 
-/// What a file of a link is, by its name.
+/// The kind of a file of a link, by its name.
 #[derive(Clone, Copy)]
 pub(super) enum FileKind {
     Segment,
     Socket,
 }
 
-/// The files of a link, by their names; without its lock file. At most [`MAX_FILES`], of the first [`MAX_ENTRIES`] of the directory:
-/// another process may make as many as it likes.
+/// The files of a link, by their names, without its lock file. At most [`MAX_FILES`], of the first [`MAX_ENTRIES`] of
+/// the directory, because another process may create any number.
 fn files_of(dir: &Path, name: &LinkName) -> Vec<(PathBuf, FileKind)> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().take(MAX_ENTRIES).filter_map(io::Result::ok);
     let found = entries
@@ -287,15 +290,15 @@ fn files_of(dir: &Path, name: &LinkName) -> Vec<(PathBuf, FileKind)> {
 
 pub(super) fn kind_of(file: &str, link: &str) -> Option<FileKind> {
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    // Exactly, because the name of another link may begin like that of a file of this one.
+    // Compared as a whole, because the name of another link may begin like that of a file of this one.
     let is_segment = std::iter::once(None).chain(PoolId::ALL.map(Some)).any(|pool| {
         file.strip_prefix(&file_name(link, pool)).is_some_and(|rest| match rest.strip_prefix('-') {
-            // Made while another process that created the link was stopped.
+            // Created while another process that created the link was stopped.
             Some(epoch) => pool.is_some() && epoch.len() == 16 && is_hex(epoch),
             None => rest.is_empty(),
         })
     });
-    // Where killed processes listened, and what killed participants were woken through.
+    // Sockets of killed hosts, and bells of killed participants.
     let is_socket = || {
         file.strip_prefix(&socket_prefix(link)).is_some_and(is_hex)
             || file
@@ -319,7 +322,7 @@ fn inode_of(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Files of a link, and others with such names.
+/// Files of a link, and foreign files with such names.
 #[derive(Default)]
 struct FileList {
     files: Vec<(PathBuf, u64)>,
@@ -328,7 +331,7 @@ struct FileList {
 }
 
 impl FileList {
-    /// Puts a path among ours or the foreign ones. `false`: there is no such file.
+    /// Adds a path to our files or to the foreign ones. Returns `false` if the file does not exist.
     fn sort(
         &mut self,
         place: &LinkPath,
@@ -349,7 +352,7 @@ impl FileList {
     }
 }
 
-/// The seats of a link whose own segment is intact, although its pools are not.
+/// The seats of a link whose own segment is intact although its pools are not.
 fn seats_alone(place: &LinkPath) -> Option<Vec<SeatView>> {
     let shm = place.open(None).ok()??;
     let lines = shm.memory.window(LinkLayout::of(&shm.header.shape).seats, SEAT_LINES)?;
@@ -366,7 +369,7 @@ mod tests {
 
     fn leave(dir: &Path, name: &str) -> LinkName {
         let link = LinkOptions::new().dir(dir).create(&LinkConfig::new(name.parse().unwrap())).unwrap();
-        // It waits, so the files stay.
+        // A message is queued, so the files stay.
         link.send_inline(1, 0, b"").unwrap();
         name.parse().unwrap()
     }

@@ -1,4 +1,4 @@
-//! Which participants of a link live.
+//! The liveness of a link's participants, by the locks of their seats.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use crate::link::liveness_by_lock;
 use crate::participant::{Participant, Seats};
 use crate::segment::lock::Lock;
 
-/// The lock file of a link, opened when it is first needed: opening it makes the monitors of the link look for deaths.
+/// The lock file of a link, opened at its first use: opening it makes the monitors of the link look for deaths.
 #[derive(Debug)]
 pub(super) struct SeatLocks {
     path: PathBuf,
@@ -28,7 +28,7 @@ impl SeatLocks {
         self.opened.get()
     }
 
-    /// Whether a participant lives, and why that is unknown.
+    /// Whether a participant is alive, and the reason if that is unknown.
     pub(super) fn liveness(
         &self,
         seats: &Seats,
@@ -42,13 +42,18 @@ impl SeatLocks {
         let Some(lock) = self.opened() else {
             return (
                 known,
-                Some("it is in another pid namespace, and the lock file of the link cannot be opened"),
+                Some(
+                    "the process is in another pid namespace, and the lock file of the link cannot be opened",
+                ),
             );
         };
         match liveness_by_lock(seats, other, lock) {
-            Liveness::Unknown => {
-                (known, Some("it is in another pid namespace, and has not locked its seat in this lock file"))
-            }
+            Liveness::Unknown => (
+                known,
+                Some(
+                    "the process is in another pid namespace, and has not locked its seat in this lock file",
+                ),
+            ),
             known => (known, None),
         }
     }

@@ -1,4 +1,4 @@
-//! Finding the files of a link, opening and mapping them for reading only.
+//! Finding the files of a link, and mapping them read-only.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,9 +22,10 @@ use crate::segment::layout::{LinkLayout, PoolLayout};
 use crate::segment::lock::Lock;
 use crate::segment::store::{Store, file_name};
 
-/// Names of the links that something lies of in `dir`, sorted: whole ones, damaged ones, and what only looks like one.
+/// Names of the links that have files in `dir`, sorted, including damaged links and files that only look like a link.
 ///
-/// Told by `<link>_shm`, whatever it holds, by the socket of its host, and by pools of ours without their link.
+/// A link is recognized by `<link>_shm`, whatever its content, by the socket of its host, and by pools whose link is
+/// missing.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -68,12 +69,12 @@ pub(super) fn pool_file(name: &str) -> Option<(&str, PoolId)> {
     PoolId::ALL.into_iter().find_map(|pool| Some((name.strip_suffix(pool.name())?.strip_suffix('_')?, pool)))
 }
 
-/// The checked header of a file; `None` when it cannot be read.
+/// The checked header of a file; `None` if it cannot be read.
 fn read_header(path: &Path) -> Option<std::result::Result<Header, Unusable>> {
     Header::of_file(&file::open(path, false).ok()?).ok()
 }
 
-/// Whether the file begins as ours do, of whatever version and however damaged.
+/// Whether the file begins like a segment, of any version and however damaged.
 pub(super) fn is_ours(path: &Path) -> io::Result<bool> {
     let file = match file::open(path, false) {
         Ok(file) => file,
@@ -92,7 +93,7 @@ pub(super) fn with_prefix(dir: &Path, prefix: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A segment, mapped for reading.
+/// A segment, mapped read-only.
 pub(super) struct MappedSegment {
     pub(super) memory: Arc<Memory>,
     pub(super) header: Header,
@@ -116,7 +117,7 @@ impl LinkPath {
         self.store.dir.join(format!("{}.{extension}", self.store.link))
     }
 
-    /// Opens and maps a named segment. `None`: there is no such file.
+    /// Opens and maps a named segment. `None` if the file does not exist.
     pub(super) fn open(&self, pool: Option<PoolId>) -> Result<Option<MappedSegment>> {
         self.open_at(&self.store.path(pool), pool)
     }
@@ -141,7 +142,7 @@ impl LinkPath {
         Ok(MappedSegment { memory: Memory::mapped(map), header })
     }
 
-    /// The link's own segment and its pools: by name, or from the process that holds them.
+    /// The link's own segment and its pools: by name, or from the process that hosts them.
     fn segments(&self) -> Result<(Backing, Vec<MappedSegment>)> {
         let Some(shm) = self.open(None)? else { return Ok((Backing::Memfd, self.held()?)) };
         let (shape, epoch) = (shm.header.shape, shm.header.epoch);
@@ -171,7 +172,7 @@ impl LinkPath {
                 Some(path) => ErrorKind::Damaged {
                     link: self.link(),
                     what: path.display().to_string(),
-                    why: "the link that it was a pool of is gone",
+                    why: "the link of this pool no longer exists",
                 },
                 None => ErrorKind::NotFound { link: self.link(), dir: self.store.dir.clone() },
             }
@@ -182,7 +183,7 @@ impl LinkPath {
             Lock::open(&path).map_err(|error| self.store.refused(&path.display().to_string(), error))?;
         let asked = lock.map_or(Ok(HostAnswer::NoHost), |lock| ask(&self.store, &lock))?;
         let HostAnswer::Offer(offer, ..) = asked else {
-            let what = "is not there: it has ended, and without another process of the link the memory has gone with it";
+            let what = "does not exist: it has ended, and no other process kept the memory of the link";
             return Err(ErrorKind::Host { link: self.link(), path, what }.into());
         };
         let mut segments = Vec::new();
@@ -190,13 +191,13 @@ impl LinkPath {
             let pool = Header::of_file(file).ok().and_then(|header| header.ok()?.pool);
             segments.push(self.check(file, "a memfd of the host".to_owned(), pool)?);
         }
-        // Named, but without its first file: it was removed while in use.
+        // It has names, but not for its own segment: it was removed while in use.
         if segments.first().is_none_or(|first| first.header.pool.is_some()) {
             let what = self.store.path(None).display().to_string();
             return Err(ErrorKind::Damaged {
                 link: self.link(),
                 what,
-                why: "it was removed while processes use it",
+                why: "its files were removed while processes use it",
             }
             .into());
         }
@@ -220,17 +221,17 @@ impl LinkPath {
 pub struct PoolView {
     /// Which pool it is.
     pub pool: PoolId,
-    /// Bytes in a buffer.
+    /// Size of a buffer in bytes.
     pub buf_size_bytes: u32,
     /// The number of buffers.
     pub pool_len: u32,
-    /// Bytes of its segment.
+    /// Size of its segment in bytes.
     pub bytes: u64,
 }
 
-/// A link, opened for looking only.
+/// A read-only view of a link.
 ///
-/// It keeps the segments mapped, so each look shows the link as it is then, even when its files are removed.
+/// It keeps the segments mapped, so it shows the current state even after the files are removed.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -255,10 +256,10 @@ pub struct View {
 }
 
 impl View {
-    /// Opens the link `name` of `dir`.
+    /// Opens the link `name` in `dir`.
     ///
     /// # Errors
-    /// [`NotFound`](ErrorKind::NotFound), and what can be wrong with a segment: [`NotOurs`](ErrorKind::NotOurs),
+    /// [`NotFound`](ErrorKind::NotFound); errors of a segment: [`NotOurs`](ErrorKind::NotOurs),
     /// [`Version`](ErrorKind::Version), [`Truncated`](ErrorKind::Truncated), [`Damaged`](ErrorKind::Damaged),
     /// [`Permission`](ErrorKind::Permission); [`Host`](ErrorKind::Host) for a link of memfds.
     pub fn open(dir: &Path, name: &LinkName) -> Result<Self> {
@@ -283,7 +284,7 @@ impl View {
         Ok(Self { core, shm, memories, me, locks, store: place.store, header, backing })
     }
 
-    /// The link that this process keeps.
+    /// A view of a link that this process keeps.
     pub(crate) fn of(shared: &Shared) -> Self {
         let mut memories = [const { None }; PoolId::COUNT];
         for segment in &shared.segments[1..] {
@@ -304,8 +305,9 @@ impl View {
         }
     }
 
-    /// What is wrong with the link if a segment was truncated after it was mapped. Known only of the [`LinkHost`](crate::LinkHost)
-    /// of a link that is guarded ([`LinkOptions::guard_truncation`](crate::LinkOptions::guard_truncation)).
+    /// The damage of the link, if a segment was truncated after it was mapped. Known only to the
+    /// [`LinkHost`](crate::LinkHost) of a guarded link
+    /// ([`LinkOptions::guard_truncation`](crate::LinkOptions::guard_truncation)).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -334,7 +336,7 @@ impl View {
         &self.store.link
     }
 
-    /// Which of all links that had this name it is: a random number, another one after it was removed and created again.
+    /// The epoch of the link: a random number that differs after the link was removed and created again.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -353,7 +355,7 @@ impl View {
         self.header.epoch
     }
 
-    /// What its segments are made of.
+    /// The kind of memory of its segments.
     #[must_use]
     pub fn backing(&self) -> Backing {
         self.backing
@@ -365,13 +367,13 @@ impl View {
         self.header.shape.ring_capacity
     }
 
-    /// How many may push at once.
+    /// The mode of its rings.
     #[must_use]
     pub fn ring_mode(&self) -> RingMode {
         self.header.shape.ring_mode()
     }
 
-    /// Microseconds that a waiter polls before it sleeps; `None` when the link has no notification.
+    /// Microseconds that a waiting receiver polls before it sleeps; `None` if the link has no notification.
     #[must_use]
     pub fn spin_us(&self) -> Option<u32> {
         self.header.conduct.notify.then_some(self.header.conduct.spin_us)
@@ -384,9 +386,7 @@ impl View {
         self.core.declared_types().map(|declared| declared.to_string())
     }
 
-    /// The pools of the link.
-    ///
-    /// Those that the link has, in the order of their ids.
+    /// The pools of the link, in the order of their ids.
     #[must_use]
     pub fn pools(&self) -> Vec<PoolView> {
         PoolId::ALL
@@ -399,7 +399,7 @@ impl View {
             .collect()
     }
 
-    /// Bytes of all its segments.
+    /// Total size of all its segments in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         LinkLayout::of(&self.header.shape).bytes() + self.pools().iter().map(|pool| pool.bytes).sum::<u64>()

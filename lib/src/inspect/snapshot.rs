@@ -17,7 +17,7 @@ use crate::ring::{Ring, SLEEPERS, Wild};
 use crate::segment::layout::PoolLayout;
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
-/// A seat that is taken.
+/// An occupied seat, and the state of its participant.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -34,17 +34,17 @@ use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 pub struct SeatView {
     /// The participant in the seat.
     pub participant: Participant,
-    /// Whether its process lives: of a process in another pid namespace, the lock of its seat says it.
+    /// Whether its process is alive; for a process in another pid namespace, the lock of its seat shows it.
     pub liveness: Liveness,
-    /// Why the liveness is unknown, if it is.
+    /// The reason why the liveness is unknown, if it is.
     pub unknown_because: Option<&'static str>,
-    /// Whether it sleeps, or has a bell.
+    /// Whether it sleeps, or has a bell that must be rung.
     pub asleep: bool,
-    /// How far it is, if it is a reader of a broadcast ring.
+    /// Its position, if it is a reader of a broadcast ring.
     pub reader: Option<ReaderView>,
 }
 
-/// How far a reader of a broadcast ring is.
+/// The position of a reader of a broadcast ring.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -62,7 +62,8 @@ pub struct SeatView {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ReaderView {
-    /// Messages that it has not received, or received and still holds; with `slow: skip`, that it has not received.
+    /// Messages that it has not received, or received and still holds; with `slow: skip`, only those that it has not
+    /// received.
     pub behind: u64,
     /// Messages that it lost because the writer overtook it.
     pub lost: u64,
@@ -86,19 +87,19 @@ pub struct ReaderView {
 pub enum BufferState {
     /// The buffer is free.
     Free,
-    /// A participant that lives writes it.
+    /// A living participant has loaned it to write a message.
     Loaned(SeatIndex),
-    /// It was sent, by this participant, and is not received yet; of a broadcast ring, not freed yet.
+    /// It was sent by this participant and not received yet; in a broadcast ring, not freed yet.
     Queued(SeatIndex),
-    /// A participant that lives received it.
+    /// A living participant has received it.
     Borrowed(SeatIndex),
-    /// Owned by a participant that has ended: recovery frees it. `None`: a DATA buffer whose MSG buffer was released.
+    /// Its owner has ended, and recovery frees it. `None` for a DATA buffer whose MSG buffer was released.
     Orphaned(Option<SeatIndex>),
-    /// Its owner word is none that this library writes.
+    /// Its owner word has a value that this library never writes.
     Damaged,
 }
 
-/// A message that waits in a ring.
+/// A message that is queued in a ring.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -113,23 +114,23 @@ pub enum BufferState {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct QueuedMessage {
-    /// Its place in the stream: messages sent on this ring before it, since the link was created.
+    /// Its position in the stream: the number of messages sent on this ring before it, since the link was created.
     pub position: u64,
-    /// Whether it travels inside the ring.
+    /// Whether it is an inline message.
     pub inline: bool,
-    /// The MSG buffer, or the inline cell on a link with many producers.
+    /// Index of the MSG buffer, or of the inline cell on a link with many producers.
     pub buffer: Option<u32>,
     /// The sender; unknown for inline messages of `spsc` rings.
     pub sender: Option<SeatIndex>,
     /// The id of the message.
     pub msg_id: i32,
-    /// The id of the cell that it is about.
+    /// The id of the radio cell, or another number that the sender chose.
     pub cell_id: i32,
     /// Length of the MSG part in bytes.
     pub msg_len: u32,
     /// Pool and index of the DATA buffer, and the length of the DATA part.
     pub data: Option<(PoolId, u32, u32)>,
-    /// What is wrong with it: a receiver will refuse it for this.
+    /// The damage for which a receiver will refuse it, if any.
     pub wrong: Option<&'static str>,
 }
 
@@ -152,16 +153,16 @@ pub struct QueuedMessage {
 pub struct RingView {
     /// The side that sends on it.
     pub from: Side,
-    /// Messages sent so far; never less at a later look.
+    /// Number of messages sent so far; it never decreases.
     pub sent: u64,
-    /// Messages received so far; of a broadcast ring, by all readers.
+    /// Number of messages received so far; in a broadcast ring, by all readers.
     pub received: u64,
-    /// What waits, oldest first.
+    /// Queued messages, oldest first.
     pub queued: Vec<QueuedMessage>,
 }
 
 impl RingView {
-    /// `m2s` or `s2m`, as NVIPC's words have it.
+    /// The name of the ring, as in NVIPC: `m2s` or `s2m`.
     ///
     /// The primary sends on `m2s`, the secondary on `s2m`.
     #[must_use]
@@ -173,7 +174,7 @@ impl RingView {
     }
 }
 
-/// The requests of a link that has them.
+/// The requests of a link.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -191,15 +192,15 @@ impl RingView {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RequestsView {
-    /// Requests that each participant of the secondary side can have pending.
+    /// Maximum number of pending requests of a participant of the secondary side.
     pub window: u32,
-    /// Requests made so far; never less at a later look.
+    /// Number of requests made so far; it never decreases.
     pub made: u64,
-    /// Requests that no server has taken yet.
+    /// Number of requests that no server has taken yet.
     pub queued: usize,
-    /// Requests whose clients wait for replies, taken or not.
+    /// Number of requests whose clients wait for replies, taken or not.
     pub pending: usize,
-    /// Replies that wait to be taken.
+    /// Number of replies that wait for their clients.
     pub replies: usize,
 }
 
@@ -223,7 +224,7 @@ pub struct HeldBuffer {
     pub hand: BufferState,
 }
 
-/// A pool, or the inline cells.
+/// The buffers of a pool, or the inline cells.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -237,22 +238,22 @@ pub struct HeldBuffer {
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TableView {
-    /// Which pool; `None`: the cells of inline messages.
+    /// The pool; `None` for the cells of inline messages.
     pub pool: Option<PoolId>,
-    /// How many buffers it has.
+    /// The number of buffers.
     pub len: usize,
-    /// Those that are not free.
+    /// Buffers that are not free.
     pub held: Vec<HeldBuffer>,
 }
 
 impl TableView {
-    /// How many buffers are in hands that `of` accepts.
+    /// The number of buffers whose state `of` accepts.
     #[must_use]
     pub fn count(&self, of: impl Fn(BufferState) -> bool) -> usize {
         self.held.iter().filter(|held| of(held.hand)).count()
     }
 
-    /// How many are free.
+    /// The number of free buffers.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -271,7 +272,7 @@ impl TableView {
     }
 }
 
-/// A moment's view of a link.
+/// The state of a link at one moment.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -292,20 +293,20 @@ pub struct Snapshot {
     pub seats: Vec<SeatView>,
     /// The rings `m2s` and `s2m`, in this order.
     pub rings: [RingView; 2],
-    /// Requests and replies; `None`: the link has none.
+    /// Requests and replies; `None` if the link has none.
     pub requests: Option<RequestsView>,
     /// The pools, then the inline cells, of a link that has them.
     pub tables: Vec<TableView>,
-    /// How often a receiver was woken by a system call since the link was created.
+    /// Number of times that a receiver was woken by a system call since the link was created.
     pub wake_ups: u64,
-    /// Participants that died, and whose loans were returned, since the link was created.
+    /// Number of participants that were recovered after their death since the link was created.
     pub recovered: u64,
 }
 
 impl Snapshot {
-    /// The participant at `seat`.
+    /// The participant in `seat`.
     ///
-    /// `None` when the seat was vacant.
+    /// `None` if the seat was vacant.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -326,7 +327,7 @@ impl Snapshot {
     }
 }
 
-/// All participants in `seats`; `rings` show which of them sleep.
+/// All participants in `seats`; `rings` show which of them are asleep.
 pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: &SeatLocks) -> Vec<SeatView> {
     let asleep =
         rings.iter().fold(0, |all, ring| all | ring.words().control(SLEEPERS).load(Ordering::Relaxed));
@@ -343,7 +344,7 @@ pub(super) fn seats(seats: &Seats, rings: &[Ring], me: &ProcessIdentity, locks: 
     seats.all().map(view).collect()
 }
 
-/// Buffers that lie in a ring, by table and epoch.
+/// Buffers that are queued in a ring, by table and epoch.
 type InRings = BTreeSet<(bool, u32, u64)>;
 
 impl View {
@@ -355,7 +356,7 @@ impl View {
         seats(&self.core.seats, self.core.rings(), &self.me, &self.locks)
     }
 
-    /// Looks at everything once.
+    /// Takes a snapshot of the link.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -370,7 +371,8 @@ impl View {
     /// ```
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        // Seats are read last: a buffer of a participant that detaches meanwhile is read twice before it counts as an orphan.
+        // Seats are read last: a buffer of a participant that detaches meanwhile is read twice before it counts as
+        // orphaned.
         let tables: Vec<_> =
             [PoolId::CpuMsg.index(), INLINE].into_iter().filter_map(|i| self.core.table(i)).collect();
         let owners: Vec<Vec<u64>> = tables.iter().map(|table| words(table)).collect();
@@ -401,7 +403,8 @@ impl View {
 
     fn ring(&self, from: Side) -> RingView {
         let ring = self.core.outgoing(from);
-        // In a broadcast ring messages wait for readers that have not received them, and others stay for newcomers.
+        // In a broadcast ring messages are queued for readers that have not received them, and others stay for
+        // newcomers.
         let received = match ring {
             Ring::Broadcast(ring) => ring.received(&self.core.seats),
             Ring::Spsc(_) | Ring::Mpmc(_) => ring.head(),
@@ -429,7 +432,7 @@ impl View {
         }
     }
 
-    /// What an entry says. `None`: it was received, or its sender was declared dead.
+    /// The message of an entry. `None` if it was received, or its sender was declared dead.
     fn queued(&self, from: Side, position: u64, entry: Entry) -> Option<QueuedMessage> {
         let mut seen = QueuedMessage {
             position,
@@ -477,7 +480,7 @@ impl View {
         }
         match owner.holder() {
             Holder::Loaned(seat) | Holder::Published(seat) => seen.sender = Some(seat),
-            // Its consumer has not moved `head`: if it died in between, the next one gets it.
+            // Its consumer has not moved `head`: if it died meanwhile, the next consumer gets the message.
             Holder::Borrowed(_) if single => {}
             Holder::Borrowed(_) | Holder::Free => return Ok(false),
             Holder::Impossible => return Err(Wild("an impossible owner word")),
@@ -502,7 +505,7 @@ impl View {
             let table = self.core.table(if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() })?;
             let index = table.tame(entry.wild_cell())?;
             let owner = MsgOwner(table.owner(index).load(Ordering::Relaxed));
-            // One that a server has taken is not queued.
+            // A request that a server has taken is not queued.
             let waits = entry.names(owner.epoch()) && matches!(owner.holder(), Holder::Loaned(_));
             waits.then(|| (entry.is_inline(), index, owner.epoch()))
         });
@@ -528,7 +531,7 @@ impl View {
         for (index, &word) in (0_u32..).zip(owners) {
             let mut hand = hand(in_rings, seats, inline, index, MsgOwner(word));
             if matches!(hand, BufferState::Orphaned(_)) {
-                // Its holder may have freed it and left while we looked elsewhere.
+                // Its holder may have freed it and left meanwhile.
                 let now = MsgOwner(table.owner(index).load(Ordering::Acquire));
                 hand = self::hand(in_rings, seats, inline, index, now);
             }
@@ -554,7 +557,7 @@ impl View {
         TableView { pool: Some(pool), len: table.len(), held }
     }
 
-    /// A DATA buffer is in the hands that its MSG is in.
+    /// The state of a DATA buffer is that of its MSG.
     fn data_hand(&self, in_rings: &InRings, seats: &[SeatView], data: DataOwner) -> BufferState {
         if data.is_free() {
             return BufferState::Free;
@@ -562,7 +565,7 @@ impl View {
         let Some((cell, _)) = data.attached_to() else { return BufferState::Damaged };
         let messages = &self.core.msg().table;
         let Some(cell) = messages.tame(cell) else { return BufferState::Damaged };
-        // After the DATA's word: a MSG is loaned before its DATA and freed after it.
+        // After the DATA buffer's word: a MSG is loaned before its DATA and freed after it.
         let owner = MsgOwner(messages.owner(cell).load(Ordering::Acquire));
         if owner.is_free() || !data.belongs_to(cell, owner) {
             return BufferState::Orphaned(None);
@@ -572,8 +575,8 @@ impl View {
 
     /// The first `limit` bytes of the MSG part of a queued message, and of its DATA part.
     ///
-    /// `from` is the side that sent it. The bytes are copied; those of a message that was received meanwhile may be
-    /// another's. Empty when the message is [`wrong`](QueuedMessage::wrong).
+    /// `from` is the side that sent it. The bytes are copied; if the message was received meanwhile, they may belong to
+    /// another one. Empty if the message is [`wrong`](QueuedMessage::wrong).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -614,7 +617,7 @@ impl View {
         bytes
     }
 
-    /// Appends the first `len` bytes of a buffer, or as many as there are: none of one in device memory.
+    /// Appends the first `len` bytes of a buffer, or as many as it has; none if it is in device memory.
     pub(super) fn copy_bytes(&self, pool: PoolId, index: u32, len: usize, into: &mut Vec<u8>) {
         if pool.is_device() {
             return;
@@ -648,7 +651,7 @@ fn hand(in_rings: &InRings, seats: &[SeatView], inline: bool, index: u32, owner:
     match owner.holder() {
         Holder::Free => BufferState::Free,
         Holder::Loaned(seat) | Holder::Borrowed(seat) if sent() => BufferState::Queued(seat),
-        // Until the writer frees it: a reader may have it.
+        // Queued until the writer frees it: a reader may hold it.
         Holder::Published(seat) => BufferState::Queued(seat),
         Holder::Loaned(seat) if lives(seat) => BufferState::Loaned(seat),
         Holder::Borrowed(seat) if lives(seat) => BufferState::Borrowed(seat),

@@ -1,14 +1,15 @@
-//! Messages as they pass: what `shmesh capture` records.
+//! Taps, which copy the messages of a link without taking part in it, for `shmesh capture`.
 //!
-//! A tap is not a participant. It maps the segments for reading only, takes no seat, holds no buffer, and no participant
-//! does anything for it: the path of a message is the same with a tap and without. That is why it cannot make participants
-//! wait, and counts the messages that it missed.
+//! A tap is not a participant. It maps the segments read-only, takes no seat and holds no buffer, and participants do
+//! nothing for it: the path of a message is the same with and without a tap. So it cannot make participants wait, and
+//! counts the messages that it missed.
 //!
-//! It can follow, because slots are never cleared: what was sent at a position stays there for a whole lap, also after it was
-//! received. A buffer keeps its bytes until it is loaned again, and its owner word says when that happens. So each message is
-//! copied and then the words are read again: if they are the same, the copy is of that message; if not, it is lost.
+//! Slots are never cleared: a message that was sent at a position stays there for a whole lap, even after it was
+//! received. A buffer keeps its bytes until it is loaned again, which its owner word shows. So each message is copied
+//! and then the words are read again: if they are unchanged, the copy is valid; otherwise the message is lost.
 //!
-//! Nothing is believed. A position that cannot be ends in a new start at what waits, which is counted.
+//! All values are checked. After an impossible position the tap restarts at the queued messages, and counts the
+//! restart.
 
 use std::time::SystemTime;
 
@@ -22,10 +23,10 @@ use crate::ring::inline::InlineWords;
 use crate::ring::{Ring, Sight};
 use crate::sync::{Ordering, fence};
 
-/// Longest part that is copied unless it is said otherwise.
+/// Default maximum length of a copied part.
 const LIMIT_BYTES: usize = 65_536;
 
-/// Which messages to look at. Empty lists: all.
+/// Selects messages. An empty list selects all.
 ///
 /// ```
 /// use shmesh::inspect::Filter;
@@ -39,12 +40,12 @@ pub struct Filter {
     pub msg_ids: Vec<i32>,
     /// Cell ids to record.
     pub cell_ids: Vec<i32>,
-    /// The side that sends; `None`: both.
+    /// The sending side; `None` for both.
     pub from: Option<Side>,
 }
 
 impl Filter {
-    /// Whether a message with these ids is one of them.
+    /// Whether a message with these ids is selected.
     #[must_use]
     pub fn accepts(&self, msg_id: i32, cell_id: i32) -> bool {
         let is_one = |ids: &[i32], id| ids.is_empty() || ids.contains(&id);
@@ -52,7 +53,7 @@ impl Filter {
     }
 }
 
-/// One message, as it was seen.
+/// A message copied by a tap.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -69,19 +70,19 @@ impl Filter {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TappedMessage<'a> {
-    /// When the tap looked: a little after it was sent.
+    /// Time at which the tap copied it, a little after it was sent.
     pub at: SystemTime,
     /// The side that sent it.
     pub from: Side,
-    /// Its place in the stream of that side.
+    /// Its position in the stream of that side.
     pub position: u64,
-    /// Whether it travelled inside the ring.
+    /// Whether it is an inline message.
     pub inline: bool,
     /// The seat that sent it, if it can still be determined.
     pub sender: Option<SeatIndex>,
     /// The id of the message.
     pub msg_id: i32,
-    /// The cell that it is about.
+    /// The id of the radio cell, or another number that the sender chose.
     pub cell_id: i32,
     /// Bytes of the MSG part.
     pub msg_len: u32,
@@ -89,30 +90,30 @@ pub struct TappedMessage<'a> {
     pub data_len: u32,
     /// The pool of the DATA part.
     pub data_pool: Option<PoolId>,
-    /// The MSG part, as far as the tap's limit goes.
+    /// The MSG part, up to the tap's limit.
     pub msg: &'a [u8],
-    /// The same of the DATA part. Shorter than the limit when its buffer had a new user already.
+    /// The DATA part, up to the tap's limit; shorter if its buffer was already reused.
     pub data: &'a [u8],
 }
 
-/// What a tap did not see.
+/// Counts of the messages that a tap missed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LostCounts {
-    /// Messages whose slot had a later one when the tap came.
+    /// Messages whose slot was overwritten before the tap read it.
     pub overwritten: u64,
-    /// Messages whose buffer had a new user when the tap came, or that were never sent to the end.
+    /// Messages whose buffer was reused before the tap read it, or that were never completely sent.
     pub reused: u64,
-    /// Messages that were seen without their DATA part, because that had a new user.
+    /// Messages that were copied without their DATA part, because its buffer was reused.
     pub data: u64,
-    /// Messages that contradict themselves: a receiver will refuse them.
+    /// Messages with contradictory words, which a receiver will refuse.
     pub damaged: u64,
-    /// How often the ring's words could not be, and the tap began anew at what waits.
+    /// Number of restarts at the queued messages, because the ring's words were impossible.
     pub restarts: u64,
 }
 
-/// An onlooker of a link.
+/// A passive reader of a link's messages.
 ///
-/// Starting and stopping it is nothing to the link, and it needs as much memory as its two longest parts.
+/// Starting and stopping it does not affect the link. It needs as much memory as its two longest parts.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -133,14 +134,14 @@ pub struct Tap {
     view: View,
     filter: Filter,
     limit: usize,
-    /// Where to look next, in the ring of each side.
+    /// The next position in the ring of each side.
     next: [u64; 2],
     lost: LostCounts,
     msg: Vec<u8>,
     data: Vec<u8>,
 }
 
-/// What is known of a message before its bytes are copied.
+/// A message that was found, before its bytes are copied.
 struct FoundMessage {
     sender: Option<SeatIndex>,
     inline: bool,
@@ -149,9 +150,9 @@ struct FoundMessage {
     data: Option<(PoolId, u32, u32)>,
 }
 
-/// Why there is nothing to show.
+/// The reason why a message is not shown.
 enum SkipReason {
-    /// The filter excludes it.
+    /// The filter does not select it.
     Unwanted,
     Overwritten,
     Reused,
@@ -159,7 +160,7 @@ enum SkipReason {
 }
 
 impl Tap {
-    /// Looks on from now: at what waits, and at all that is sent.
+    /// Starts a tap at the queued messages.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -186,11 +187,11 @@ impl Tap {
         }
     }
 
-    /// Looks also at what was received already, as far as it can still be seen.
+    /// Also copies messages that were received already, if they are still in memory.
     #[must_use]
     pub fn with_history(mut self) -> Self {
         let capacity = u64::from(self.view.ring_len());
-        // What is overwritten there was before this tap, and is not lost to it.
+        // Messages that were overwritten before this tap started do not count as lost.
         self.next = self.next.map(|next| next.saturating_sub(capacity));
         for side in [Side::Primary, Side::Secondary] {
             let ring = self.view.core.outgoing(side);
@@ -204,7 +205,7 @@ impl Tap {
         self
     }
 
-    /// Copies no more than this of each part.
+    /// Limits the bytes that are copied of each part.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -223,16 +224,17 @@ impl Tap {
         self
     }
 
-    /// What was not seen so far.
+    /// Counts of the messages that were missed so far.
     #[must_use]
     pub fn lost(&self) -> LostCounts {
         self.lost
     }
 
-    /// Shows what was sent since the last look, first what the primary sent; each side's in order. Returns how many it showed.
+    /// Passes messages that were sent since the last call to `show`: first those of the primary, each side's in order.
+    /// Returns their number.
     ///
-    /// It looks at no more than two laps of each ring, so it returns however busy the link is. An infrequent tap loses much: a
-    /// buffer that was received and released is the next one to be loaned.
+    /// Reads at most two laps of each ring, so it returns even if the link is busy. A tap that is called too rarely
+    /// loses many messages: a buffer that was released is the next one to be loaned.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -261,7 +263,7 @@ impl Tap {
         let ring = self.view.core.outgoing(from).clone();
         let capacity = u64::from(self.view.ring_len());
         let mut shown = 0;
-        // A lap of what was overwritten, and one of what was not.
+        // One lap of overwritten messages, and one of others.
         for _ in 0..2 * capacity {
             let position = self.next[at(from)];
             match ring.sight(position) {
@@ -292,11 +294,12 @@ impl Tap {
         shown
     }
 
-    /// Nothing is sent further than a lap from what was received, and nothing is received that was not sent.
+    /// Restarts after an impossible position: at most one lap can be queued, and no message is received before it is
+    /// sent.
     fn check_place(&mut self, from: Side, ring: &Ring, capacity: u64) {
         let head = ring.head();
         let ahead = self.next[at(from)].wrapping_sub(head).cast_signed();
-        // Consumers may have gone on since; but then the slot is not empty any more.
+        // Consumers may have continued since; but then the slot is not empty any more.
         let passed = ahead < 0 && ring.sight(self.next[at(from)]) == Sight::NotYet;
         if passed || ahead > capacity.cast_signed() {
             self.next[at(from)] = head;
@@ -345,7 +348,7 @@ impl Tap {
         } else {
             self.copy_pooled(cell, owner, sender)
         };
-        // The next one to loan the buffer changes this word before it writes anything else.
+        // The next participant that loans the buffer changes this word before it writes anything else.
         fence(Ordering::Acquire);
         let now = MsgOwner(table.owner(cell).load(Ordering::Relaxed));
         if now.epoch() != owner.epoch() {
@@ -392,7 +395,7 @@ impl Tap {
             return Err(SkipReason::Damaged);
         }
         found.data = Some((pool, index, descriptor.data_len));
-        // A DATA buffer is freed before its MSG, and forgets whose it was.
+        // A DATA buffer is freed before its MSG, and its word no longer names the MSG then.
         let is_its = || {
             let word = table.owner(index).load(Ordering::Acquire);
             DataOwner(word).belongs_to(cell, owner)
@@ -420,11 +423,11 @@ impl Tap {
         self.take_inline(copied, msg_len, sender)
     }
 
-    /// A small message in the slot itself, on a ring with one producer.
+    /// Copies a small message in the slot itself, on a ring with one producer.
     fn copy_slot(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<FoundMessage, SkipReason> {
         let msg_len = entry.inline_len().ok_or(SkipReason::Damaged)?;
         let copied = ring.lines(position).ok_or(SkipReason::Damaged)?.copied();
-        // Its producer comes back to this slot when the consumer has passed it, and all others after it are full.
+        // The producer returns to this slot only when the consumer has passed it and all slots after it are full.
         fence(Ordering::Acquire);
         let last = position.wrapping_add(u64::from(self.view.ring_len())).wrapping_sub(1);
         // The writer of a broadcast ring marks a slot before it writes there.
@@ -451,7 +454,7 @@ impl Tap {
     }
 }
 
-/// Of the two rings, that of a side.
+/// The index of a side's ring.
 fn at(from: Side) -> usize {
     usize::from(from == Side::Secondary)
 }

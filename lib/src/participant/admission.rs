@@ -1,11 +1,11 @@
 //! Admission: deciding between participants that attach at the same moment.
 //!
-//! `EMPTY`: a participant that empties the link takes a role and then looks at the seats; a newcomer takes its seat and then looks at
-//! that role. A sequentially consistent fence stands between the two steps of each, so at least one of them sees the other: without
-//! it both could go on, and the newcomer would receive what is being dropped.
+//! `EMPTY`: a participant that empties the link takes a role and then looks at the seats; a newcomer takes its seat and
+//! then looks at that role. A sequentially consistent fence stands between the two steps of each, so at least one of
+//! them sees the other. Otherwise both could continue, and the newcomer would receive messages that are being dropped.
 //!
-//! A side that takes one process only is given away under a role of its own, held from the look at the seats until the newcomer is in
-//! the history of its seat. So of two that come at once exactly one is admitted.
+//! A side that takes one process only has a role for its admission, held from the look at the seats until the newcomer
+//! is in the history of its seat. So of two processes that attach at once exactly one is admitted.
 
 use super::{Participant, Role, SeatIndex, SeatWord, Seats};
 use crate::sync::{Ordering, fence};
@@ -13,19 +13,19 @@ use crate::sync::{Ordering, fence};
 /// Whether a newcomer may be the only process of its side.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Admission {
-    /// It is. It holds the role until it is in the history of its seat, or leaves.
+    /// The newcomer may stay. It holds the role until it is in the history of its seat, or leaves.
     Admitted,
-    /// This participant of another process is.
+    /// A participant of another process is attached already.
     Taken(Participant),
-    /// This participant is being admitted just now, or participants come and go too fast to tell: try again.
+    /// Another participant is being admitted at this moment, or participants change too fast to tell: retry.
     Undecided(Participant),
 }
 
 impl Seats {
-    /// All participants that were seated at one instant, and whether each was attached by its history then. `None` if participants
-    /// come and go too fast for that, or a hostile one makes it seem so.
+    /// All participants that were seated at one instant, and whether each was attached by its history then. `None` if
+    /// participants change too fast for that, or a hostile one makes it seem so.
     pub(crate) fn all_at_once(&self) -> Option<Vec<(Participant, bool)>> {
-        // Acquire: who reads that a handle has left, or that it is leaving, sees the clone that it left behind at its next look.
+        // Acquire: a reader of the departure of a handle sees the clone that it left behind at its next look.
         let look = || {
             SeatIndex::all()
                 .map(|seat| (self.word(seat).load(Ordering::Acquire), self.history(seat).unmarked()))
@@ -48,7 +48,8 @@ impl Seats {
         None
     }
 
-    /// Decides whether `me` may be the only process on its side. `role` is the side's; `is_mine`: of the same process.
+    /// Decides whether `me` may be the only process on its side. `role` is the side's admission role; `is_mine` says
+    /// whether a participant belongs to this process.
     pub(crate) fn admit_alone(
         &self,
         me: &Participant,
@@ -74,7 +75,7 @@ impl Seats {
         refused
     }
 
-    /// Takes the role of the one that empties the link. Look at the seats after this.
+    /// Takes the role of the participant that empties the link. Look at the seats after this.
     pub(crate) fn begin_to_empty(&self, me: &Participant, role: Role<'_>) -> Result<(), Participant> {
         role.claim(me, self)?;
         // EMPTY
@@ -82,7 +83,7 @@ impl Seats {
         Ok(())
     }
 
-    /// The participant that empties the link just now. Take a seat before this.
+    /// The participant that is emptying the link. Take a seat before this.
     pub(crate) fn emptier(&self, role: Role<'_>) -> Option<Participant> {
         // EMPTY
         fence(Ordering::SeqCst);

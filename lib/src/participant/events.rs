@@ -38,16 +38,17 @@ pub enum PeerEvent {
     Attached(Participant),
     /// It dropped its handle.
     Detached(Participant),
-    /// Its process ended without detaching, and what it held was taken back.
+    /// Its process ended without detaching, and its buffers were recovered.
     Died(Participant),
-    /// It was evicted by [`Link::evict`](crate::Link::evict) although its process lived. No further event follows for it.
+    /// It was evicted by [`Link::evict`](crate::Link::evict) while its process was alive. No further event follows for
+    /// it.
     Evicted(Participant),
-    /// So many participants came and went between two looks, or went in a way that is no longer known.
+    /// This many participants attached and ended between two looks, or ended in a way that is no longer known.
     /// [`Link::participants`](crate::Link::participants) lists those that are attached now.
     Missed(u32),
 }
 
-/// What a history says of one participant.
+/// The state of one participant in a history.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum SeatStage {
     Attached = 1,
@@ -57,7 +58,7 @@ pub(crate) enum SeatStage {
 }
 
 impl SeatStage {
-    /// The event that this is the end of `peer`.
+    /// The event that reports this end of `peer`.
     fn end_of(self, peer: Participant) -> Option<PeerEvent> {
         match self {
             Self::Attached => None,
@@ -68,13 +69,13 @@ impl SeatStage {
     }
 }
 
-/// In the line behind the seats: those that sleep until there is an event, one bit per seat.
+/// Offset in the line behind the seats: participants that sleep until there is an event, one bit per seat.
 const EVENT_SLEEPERS: usize = 2;
-/// In the line behind the seats: the futex on which they sleep.
+/// Offset in the line behind the seats: the futex on which they sleep.
 const EVENT_WAKES: usize = 3;
-/// In a seat's line: its history.
+/// Offset in the line of a seat: its history.
 const HISTORY: usize = 5;
-/// In a seat's line: the seat word of the latest participant in the history.
+/// Offset in the line of a seat: the seat word of the latest participant in the history.
 const ATTACHED: usize = 6;
 const STAGE_BITS: u32 = 3;
 const STAGE_MASK: u64 = (1 << STAGE_BITS) - 1;
@@ -82,13 +83,13 @@ const STAGE_MASK: u64 = (1 << STAGE_BITS) - 1;
 const DEPTH: u16 = 10;
 const STAGES_BITS: u32 = 10 * STAGE_BITS;
 const COUNT_SHIFT: u32 = STAGES_BITS;
-/// The participants that sleep or have a bell were woken since the last change.
+/// Set once participants that sleep or have a bell were woken since the last change.
 const WOKEN: u64 = 1 << 47;
 
 /// The word of a seat's history.
 ///
-/// A participant that is not admitted, or that recovery seats for a moment, is not in it. So the count, of those that are,
-/// differs from the epoch.
+/// A participant that is not admitted, or that recovery seats for a moment, is not in the history. So the count of the
+/// participants that are differs from the epoch.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct History(u64);
 
@@ -102,7 +103,7 @@ impl History {
         (self.0 >> COUNT_SHIFT) as u16
     }
 
-    /// The stage of the participant that attached so many participants before the latest.
+    /// The stage of the participant that attached `age` participants before the latest.
     fn stage(self, age: u16) -> Option<SeatStage> {
         if age >= DEPTH {
             return None;
@@ -131,12 +132,12 @@ impl History {
         Self(self.0 & !WOKEN & !STAGE_MASK | stage as u64)
     }
 
-    /// Without the mark that says whether waiting participants were woken.
+    /// The history without the mark that waiting participants were woken.
     pub(super) fn unmarked(self) -> Self {
         Self(self.0 & !WOKEN)
     }
 
-    /// As it was before the latest participant.
+    /// The history as it was before the latest participant.
     fn before(self) -> Self {
         Self(u64::from(self.count().wrapping_sub(1)) << COUNT_SHIFT)
     }
@@ -150,14 +151,14 @@ impl Participant {
 }
 
 impl Seats {
-    /// Makes it known that `me` has attached. Only for its holder, once.
+    /// Records that `me` has attached. Only for the participant itself, once.
     pub(crate) fn record_attached(&self, me: &Participant) {
         self.lines[me.seat.as_usize()].word(ATTACHED).store(me.word.0, Ordering::Relaxed);
         self.record(me.seat, |history| Some(history.attached(me.short_epoch())));
     }
 
-    /// Makes it known how `who` ended, before its seat is vacated. The first who says so is right; nothing happens if it was not
-    /// known to be attached.
+    /// Records how `who` ended, before its seat is vacated. The first record counts; nothing happens if `who` was not
+    /// recorded as attached.
     pub(crate) fn record_end(&self, who: &Participant, stage: SeatStage) {
         self.record(who.seat, |history| history.is_attached(who).then(|| history.ended(stage)));
     }
@@ -165,7 +166,7 @@ impl Seats {
     fn record(&self, seat: SeatIndex, next: impl Fn(History) -> Option<History>) {
         let word = self.lines[seat.as_usize()].word(HISTORY);
         let mut current = word.load(Ordering::Relaxed);
-        // One round for each participant that may be taking back what the last one held.
+        // One round for each participant that may be recovering the last one.
         for _ in 0..MAX_SEATS {
             let Some(next) = next(History(current)) else { return };
             // EVENT
@@ -194,7 +195,7 @@ impl Seats {
         (word.is_live() && peer.short_epoch() == epoch).then_some(peer)
     }
 
-    /// Where participants sleep until there is an event.
+    /// The participants that sleep until there is an event.
     pub(crate) fn event_sleepers(&self) -> Sleepers<'_> {
         let line = &self.lines[MAX_SEATS];
         Sleepers::new(line.word(EVENT_SLEEPERS), line.word(EVENT_WAKES))
@@ -206,8 +207,9 @@ impl Seats {
         histories.filter(|(_, history)| history.0 & WOKEN == 0 && history.stage(0).is_some())
     }
 
-    /// Wakes participants that wait for events, by `wake`, unless all changes were followed by that already: then `false`.
-    /// Called after each change of a history, and by the monitor of each process, because the first caller may have died before it.
+    /// Wakes participants that wait for events, by `wake`. Returns `false` without a wake-up if one already followed
+    /// all changes. Called after each change of a history, and by the monitor of each process, because the first caller
+    /// may have died before it.
     pub(crate) fn wake_for_events(&self, wake: impl FnOnce()) -> bool {
         let changed: Vec<_> = self.unwoken().collect();
         if changed.is_empty() {
@@ -227,7 +229,7 @@ impl Seats {
     }
 }
 
-/// What one handle knows of the others.
+/// The state of all other participants as one handle has seen it.
 #[derive(Debug)]
 pub(crate) struct PeerObserver {
     me: SeatIndex,
@@ -239,12 +241,12 @@ pub(crate) struct PeerObserver {
 #[derive(Clone, Copy, Debug, Default)]
 struct KnownSeat {
     history: History,
-    /// Reported as attached and not yet as gone, and the count of the history then.
+    /// The participant that was reported as attached and not yet as gone, with the count of the history then.
     present: Option<(u16, Participant)>,
 }
 
 impl PeerObserver {
-    /// Participants that are attached now are reported as attached later; what was before is not.
+    /// Reports participants that are attached now as newly attached; earlier ones are not reported.
     pub(crate) fn new(seats: &Seats, me: SeatIndex) -> Self {
         let known = |seat| {
             let history = seats.history(seat).unmarked();
@@ -263,7 +265,7 @@ impl PeerObserver {
         !self.pending.is_empty()
     }
 
-    /// The next event. Participants that have gone come before those that have come.
+    /// The next event. Participants that have gone are reported before those that have come.
     pub(crate) fn next(&mut self, seats: &Seats) -> Option<PeerEvent> {
         if self.look(seats) { self.pending.pop_front() } else { None }
     }
@@ -484,7 +486,8 @@ mod tests {
                 if let PeerEvent::Missed(count) = event { missed += count }
                 if let PeerEvent::Attached(peer) = event { reported.insert(peer.word.pid(), None); }
             }
-            // One that ended in a way that is no longer known counts as missed, though it was reported as attached.
+            // A participant that ended in a way that is no longer known counts as missed, though it was reported as
+            // attached.
             prop_assert!(u32::try_from(reported.len()).unwrap() + missed >= begun);
             for peer in present {
                 prop_assert!(reported.contains_key(&peer.word.pid()));

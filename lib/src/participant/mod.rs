@@ -1,10 +1,10 @@
 //! The participant table: who is attached to a link.
 //!
-//! A participant is one attached handle of one process. It sits in a seat, and everything that it holds in shared memory
-//! names the seat. One word says who sits there, so attaching and leaving are one compare-and-swap each; a process that
-//! dies in between has either attached, with its identity, or not.
+//! A participant is one attached handle of one process. It sits in a seat, and everything that it holds in shared
+//! memory names the seat. One word says which participant sits there, so attaching and leaving are one compare-and-swap
+//! each; a process that dies in between has either attached, with its identity, or not.
 //!
-//! A seat is given away only after everything its last holder had was taken back (`crate::link::recover`).
+//! A seat is given away only after everything that its last holder held was recovered (`crate::link::recover`).
 
 mod admission;
 mod events;
@@ -20,7 +20,7 @@ use shmesh_sys::process::{Liveness, ProcessIdentity};
 use crate::segment::Lines;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Participants that can be attached to a link at the same time: one bit each in the word that says who sleeps.
+/// Maximum number of participants of a link: one bit each in the word of sleepers.
 pub const MAX_SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 
 /// A seat in the participant table: `0..64`.
@@ -38,7 +38,7 @@ pub const MAX_SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 pub struct SeatIndex(u8);
 
 impl SeatIndex {
-    /// Checks a number that may come from shared memory.
+    /// Checks a number that may come from shared memory; `None` if there is no such seat.
     #[must_use]
     #[inline]
     pub fn from_wild(wild: u64) -> Option<Self> {
@@ -58,7 +58,7 @@ impl SeatIndex {
         usize::from(self.0)
     }
 
-    /// The bit that stands for this seat in a mask of all seats.
+    /// The bit of this seat in a mask of all seats.
     pub(crate) fn bit(self) -> u64 {
         1 << self.0
     }
@@ -79,7 +79,7 @@ impl std::fmt::Display for SeatIndex {
 pub enum Side {
     /// Creates the link; sends on ring `m2s`, receives on `s2m`. NVIPC's PHY.
     Primary,
-    /// Attaches to it; sends on ring `s2m`, receives on `m2s`. NVIPC's MAC.
+    /// Attaches to the link; sends on ring `s2m`, receives on `m2s`. NVIPC's MAC.
     Secondary,
 }
 
@@ -107,7 +107,7 @@ const fn low(value: u64, bits: u32) -> u64 {
     value & ((1 << bits) - 1)
 }
 
-/// The word of a seat: who sits there.
+/// The word of a seat: the participant that sits there.
 ///
 /// The next participant in the seat has another word, because one field counts them. So a word identifies a participant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -130,22 +130,22 @@ impl SeatWord {
         Self(self.epoch() << EPOCH_SHIFT)
     }
 
-    /// A detail of the participant with this word. It carries the epoch, so it is not mistaken for a predecessor's.
+    /// Combines a value with the epoch, so that it cannot be mistaken for a value of a predecessor in the seat.
     pub(crate) fn detail(self, value: u64) -> u64 {
         self.epoch() << EPOCH_SHIFT | low(value, EPOCH_SHIFT)
     }
 
-    /// The detail, or 0 if it belongs to another participant.
+    /// The value of a detail, or 0 if it belongs to another participant.
     pub(crate) fn of_detail(self, detail: u64) -> u64 {
         if self.is_own(detail) { low(detail, EPOCH_SHIFT) } else { 0 }
     }
 
-    /// Whether it is a detail of the participant with this word.
+    /// Whether a detail belongs to the participant with this word.
     pub(crate) fn is_own(self, detail: u64) -> bool {
         detail >> EPOCH_SHIFT == self.epoch()
     }
 
-    /// Whether it is the same participant, evicted since or not.
+    /// Whether both words identify the same participant, evicted or not.
     pub(crate) fn is_same(self, other: Self) -> bool {
         self.0 & !EVICTED == other.0 & !EVICTED
     }
@@ -173,7 +173,7 @@ impl SeatWord {
         self.0 & LIVE != 0
     }
 
-    /// Whether its holder was declared dead while it may still run.
+    /// Whether the participant was declared dead while it may still run.
     #[must_use]
     pub fn is_evicted(self) -> bool {
         self.0 & EVICTED != 0
@@ -185,7 +185,7 @@ impl SeatWord {
         if self.0 & SECONDARY == 0 { Side::Primary } else { Side::Secondary }
     }
 
-    /// Process id, as its own pid namespace numbers it.
+    /// Process id, as numbered in its own pid namespace.
     #[must_use]
     pub fn pid(self) -> u32 {
         u32::try_from(low(self.0 >> PID_SHIFT, PID_BITS)).unwrap_or(0)
@@ -222,14 +222,16 @@ pub struct Participant {
 }
 
 impl Participant {
-    /// Whether it is a handle of this very process. A number alone says nothing: each container has its process 1.
+    /// Whether the participant is a handle of this very process. A process id alone proves nothing, because each
+    /// container has a process 1.
     #[must_use]
     pub(crate) fn is_of(&self, process: &ProcessIdentity) -> bool {
         (self.word.pid(), self.start_time, self.pid_namespace)
             == (process.pid, process.start_time, process.pid_namespace)
     }
 
-    /// Whether it lives, as far as this process can tell: another pid namespace's numbers say nothing here.
+    /// Whether the participant is alive, as far as this process can tell: the process ids of another pid namespace
+    /// prove nothing here.
     ///
     /// Asks the kernel each time. `me` is the asking process.
     #[must_use]
@@ -269,9 +271,10 @@ const START_TIME: usize = 1;
 const PID_NAMESPACE: usize = 2;
 /// Number of the lock file in which the seat's byte is locked.
 const LOCK: usize = 3;
-/// How often participants in this seat have woken a receiver by a system call, since the link was created.
+/// Offset in the line of a seat: how often its participants have woken a receiver by a system call, since the link was
+/// created.
 const RUNG: usize = 4;
-/// In the line behind the seats: participants that were recovered since the link was created.
+/// Offset in the line behind the seats: number of participants recovered since the link was created.
 const RECOVERED: usize = 1;
 
 impl Seats {
@@ -285,7 +288,7 @@ impl Seats {
         self.lines[seat.as_usize()].word(0)
     }
 
-    /// Sits down. `None` when all seats are taken.
+    /// Takes a free seat. `None` if all seats are taken.
     pub(crate) fn attach(&self, who: &ProcessIdentity, side: Side) -> Option<Participant> {
         for seat in SeatIndex::all() {
             let vacant = SeatWord(self.word(seat).load(Ordering::Relaxed));
@@ -293,7 +296,7 @@ impl Seats {
                 continue;
             }
             let taken = vacant.taken(who, side);
-            // Acquire pairs with the Release of `vacate`: what the last holder had was taken back before.
+            // Acquire pairs with the Release of `vacate`: everything the last holder held was recovered before.
             if self
                 .word(seat)
                 .compare_exchange(vacant.0, taken.0, Ordering::Acquire, Ordering::Relaxed)
@@ -339,7 +342,8 @@ impl Seats {
     /// Whether the seat still belongs to `participant`, evicted or not. Recovery asks this between reading an owner word
     /// and freeing the buffer: if it does, no other participant can have had the seat when the word was read.
     pub(crate) fn is_seated(&self, participant: &Participant) -> bool {
-        // Relaxed: who has read, with Acquire, what a newcomer in this seat wrote cannot read an older word here.
+        // Relaxed: a thread that has read, with Acquire, what a newcomer in this seat wrote cannot read an older word
+        // here.
         self.word(participant.seat).load(Ordering::Relaxed) & !EVICTED == participant.word.0 & !EVICTED
     }
 
@@ -349,7 +353,7 @@ impl Seats {
         participant.word.is(self.word(participant.seat).load(Ordering::Relaxed))
     }
 
-    /// Declares a participant dead that may still run. `false` when it is no longer there.
+    /// Declares a participant dead that may still run. `false` if it is no longer seated.
     pub(crate) fn evict(&self, participant: &Participant) -> bool {
         let word = participant.word.0 & !EVICTED;
         // Relaxed: FENCE, which follows, makes it visible to senders.
@@ -362,7 +366,8 @@ impl Seats {
         swap.is_ok() || swap == Err(word | EVICTED)
     }
 
-    /// Gives the seat free. Only for its holder, when it holds nothing, or for recovery, when all it had was taken back.
+    /// Vacates the seat. Only for its holder, when it holds nothing, or for recovery, when everything it held was
+    /// recovered.
     pub(crate) fn vacate(&self, participant: &Participant) -> bool {
         let line = &self.lines[participant.seat.as_usize()];
         let current = line.word(0).load(Ordering::Relaxed);
@@ -370,20 +375,20 @@ impl Seats {
             return false;
         }
         let vacated = SeatWord(current).vacated();
-        // The details stay: they say whose they are, and the next holder may be writing its own.
+        // The details stay: each names its participant, and the next holder may be writing its own.
         // Release pairs with the Acquire of `attach`.
         line.word(0).compare_exchange(current, vacated.0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Says that `me` has the lock of its seat, in the lock file with this number; or, with 0, that it has not. A process that finds
-    /// the lock free after that knows that the participant's process has ended.
+    /// Records that `me` has the lock of its seat, in the lock file with this number; or, with 0, that it has not. A
+    /// process that finds the lock free after that knows that the participant's process has ended.
     pub(crate) fn mark_locked(&self, me: &Participant, lock: u64) {
         // Release pairs with the Acquire of `is_marked`: the lock is taken before the mark can be seen.
         self.lines[me.seat.as_usize()].word(LOCK).store(me.word.detail(lock), Ordering::Release);
     }
 
-    /// What the lock of a participant's seat in the lock file with this number says of it: only the end of its process frees
-    /// the lock while the seat is marked. `is_taken` asks the kernel for the lock.
+    /// The liveness of a participant by the lock of its seat in the lock file with this number: only the end of its
+    /// process frees the lock while the seat is marked. `is_taken` asks the kernel for the lock.
     pub(crate) fn liveness_by_lock(
         &self,
         other: &Participant,
@@ -394,7 +399,8 @@ impl Seats {
             return Liveness::Unknown;
         }
         let taken = is_taken();
-        // Read again: a participant that detaches takes the mark away before the lock, and what the kernel has seen we see.
+        // Read again: a participant that detaches removes the mark before it releases the lock, and this thread sees
+        // what the kernel has seen.
         match taken {
             Ok(taken) if self.is_marked(other, lock) => {
                 if taken {
@@ -408,7 +414,7 @@ impl Seats {
     }
 
     fn is_marked(&self, other: &Participant, lock: u64) -> bool {
-        // Acquire pairs with the Release of `mark_locked`: who reads the mark finds the lock taken.
+        // Acquire pairs with the Release of `mark_locked`: a thread that reads the mark finds the lock taken.
         let mark = self.lines[other.seat.as_usize()].word(LOCK).load(Ordering::Acquire);
         mark == other.word.detail(lock) && self.is_seated(other)
     }
@@ -429,7 +435,8 @@ impl Seats {
         })
     }
 
-    /// Counts that the caller, who sits at `seat`, has woken a receiver: beside a system call, on a line of its own.
+    /// Counts that the caller, in `seat`, has woken a receiver. It costs little beside the system call, and has a line
+    /// of its own.
     #[cold]
     pub(crate) fn rang(&self, seat: SeatIndex) {
         self.lines[seat.as_usize()].word(RUNG).fetch_add(1, Ordering::Relaxed);
@@ -456,7 +463,7 @@ impl Seats {
         SeatIndex::all().filter(move |seat| bits & seat.bit() != 0).filter_map(|seat| self.at(seat))
     }
 
-    /// Of the seats whose bits are set, those in which a participant of the secondary side sits that was not evicted.
+    /// The participants of the secondary side that were not evicted, in the seats whose bits are set.
     pub(crate) fn readers(&self, bits: u64) -> impl Iterator<Item = (SeatIndex, SeatWord)> + '_ {
         let mut rest = bits;
         std::iter::from_fn(move || {
@@ -465,7 +472,7 @@ impl Seats {
             Some(seat)
         })
         .filter_map(|seat| {
-            // Relaxed: who has seen the bit of a newcomer sees that it has taken the seat.
+            // Relaxed: a thread that has seen the bit of a newcomer sees that it has taken the seat.
             let word = SeatWord(self.word(seat).load(Ordering::Relaxed));
             let is_reader = word.is_live() && !word.is_evicted() && word.side() == Side::Secondary;
             is_reader.then_some((seat, word))

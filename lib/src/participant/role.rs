@@ -1,4 +1,4 @@
-//! A role that one participant at a time plays: the primary of a link, the producer or the consumer of a ring with one.
+//! Roles, each of which one participant has at a time: primary of a link, producer or consumer of a ring with one.
 
 use super::{Participant, SeatIndex, Seats};
 use crate::sync::{AtomicU64, Ordering};
@@ -25,10 +25,10 @@ impl Role<'_> {
         (Self::word(&holder) == word).then_some(holder)
     }
 
-    /// Takes the role. If another participant that is still seated has it, that one is returned.
+    /// Takes the role. If another participant that is still seated has it, returns that participant.
     pub(crate) fn claim(&self, me: &Participant, seats: &Seats) -> Result<(), Participant> {
         let mut current = self.0.load(Ordering::Acquire);
-        // One round for each participant that could take it between our load and our exchange.
+        // One round for each participant that could take it between the load and the exchange.
         for _ in 0..super::MAX_SEATS {
             if current == Self::word(me) {
                 return Ok(());
@@ -50,7 +50,7 @@ impl Role<'_> {
         Self::holder_of(self.0.load(Ordering::Acquire), seats)
     }
 
-    /// Gives the role up, if `holder` has it. `false`: it has it no more.
+    /// Gives up the role. Returns `false` if `holder` no longer has it.
     pub(crate) fn release(&self, holder: &Participant) -> bool {
         self.0.compare_exchange(Self::word(holder), 0, Ordering::Release, Ordering::Relaxed).is_ok()
     }

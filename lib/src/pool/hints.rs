@@ -1,16 +1,17 @@
 //! Where free buffers probably are: one bitmap per seat and one reserve.
 //!
-//! A set bit says "this buffer was free when I looked". It proves nothing, so a bit may be set twice, stay set too long or
-//! be stolen; the owner word decides. That is what makes the bitmaps cheap: a seat writes its own without a locked
-//! instruction, and a process that dies in the middle of it leaves nothing broken.
+//! A set bit says "this buffer was free when I looked". It proves nothing: a bit may be set twice, stay set too long or
+//! be stolen, and the owner word decides. That makes the bitmaps cheap: a seat writes its own without a locked
+//! instruction, and a process that dies meanwhile leaves nothing broken.
 //!
-//! `HINT`: a seat's Release of its bitmap, a thief's Acquire of it. A thread that sees a hint sees the owner word that it refers to, or
-//! a later one; otherwise it could find the buffer taken, drop the hint, and the buffer would be lost until recovery.
+//! `HINT`: a seat's Release of its bitmap, a thief's Acquire of it. A thread that sees a hint sees the owner word that
+//! it refers to, or a later one. Otherwise it could find the buffer taken and drop the hint, and the buffer would be
+//! lost until recovery.
 //!
-//! Buffers that were never used lie in the reserve, which is asked last, so a link works with as few buffers as it has in
-//! flight, and with those that were touched last. Releasing sets a bit in the releaser's own bitmap; a sender that has none
-//! left moves up to [`STEAL_MAX`] of them from another seat at once. What is released outside of the releaser's own thread goes
-//! into the reserve, by a locked instruction.
+//! Buffers that were never used are in the reserve, which is searched last, so a link works with as few buffers as it
+//! has in flight, and with the most recently used ones. Releasing sets a bit in the releaser's own bitmap; a sender
+//! whose bitmap is empty moves up to [`STEAL_MAX`] of them from another seat at once. Buffers that are released outside
+//! the thread of their handle go to the reserve, by a locked instruction.
 
 use std::cell::Cell;
 
@@ -35,7 +36,7 @@ pub(crate) const fn lines(len: usize) -> usize {
     (MAX_SEATS + 1) * lines_per_bitmap(len)
 }
 
-/// The buffers that one handle released last, newest on top: those are still in its cache.
+/// The buffers that one handle released last, newest on top: these are still in its cache.
 ///
 /// Private to a handle. An entry counts only while its bit is set in the seat's bitmap; a thief that steals a hint clears it.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// No pool has this many buffers.
+    /// Marks an empty entry. No pool has this many buffers.
     const EMPTY: u32 = u32::MAX;
 
     pub(crate) fn new() -> Self {
@@ -73,22 +74,22 @@ impl Recent {
     }
 }
 
-/// The bitmap of one seat, in the hands of its holder.
+/// The bitmap of one seat, for its holder.
 #[derive(Debug)]
 pub(crate) struct Bitmap(Lines);
 
 impl Bitmap {
-    /// Says that `index` is free.
+    /// Marks `index` as free.
     #[inline]
     pub(crate) fn set(&self, index: u32) {
         let (word, bit) = self.at(index);
-        // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile comes back as a
+        // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile returns as a
         // stale hint, which costs the claimer one retry.
         // HINT
         overwrite(word, word.load(Ordering::Relaxed) | bit, Ordering::Release);
     }
 
-    /// Takes the hint for `index` out; `false` when it was not there.
+    /// Removes the hint for `index`. Returns `false` if there was none.
     #[inline]
     pub(crate) fn take(&self, index: u32) -> bool {
         let (word, bit) = self.at(index);
@@ -96,7 +97,7 @@ impl Bitmap {
         if bits & bit == 0 {
             return false;
         }
-        // HINT: those that stay were set before.
+        // HINT: the remaining bits were set before.
         overwrite(word, bits & !bit, Ordering::Release);
         true
     }
@@ -117,7 +118,7 @@ pub(crate) struct Hints {
 }
 
 impl Hints {
-    /// `lines` must hold [`lines`]`(len)` lines.
+    /// Creates bitmaps in `lines`, which must be [`lines`]`(len)` lines.
     pub(crate) fn new(lines: Lines, len: usize) -> Self {
         Self { lines, len, per_bitmap: lines_per_bitmap(len) }
     }
@@ -140,15 +141,15 @@ impl Hints {
         }
     }
 
-    /// Says that `index` is free, from any thread of any process: the reserve is the one bitmap without a holder.
+    /// Marks `index` as free, from any thread of any process: the reserve is the one bitmap without a holder.
     pub(crate) fn set_in_reserve(&self, index: u32) {
         let i = index as usize / 64;
         // HINT: an exchange, because others set and clear bits of this word at the same time.
         self.word(RESERVE, i).fetch_or(1 << (index % 64), Ordering::Release);
     }
 
-    /// Takes a hint out of any bitmap, from any thread of any process. `None`: no free buffer is known. A process that is killed
-    /// before it uses the hint takes it along; then recovery finds the buffer.
+    /// Takes a hint from any bitmap, in any thread of any process. `None` if no free buffer is known. If a process is
+    /// killed before it uses the hint, recovery finds the buffer.
     pub(crate) fn steal(&self) -> Option<u32> {
         for bitmap in (0..=RESERVE).rev() {
             for i in 0..self.words() {
@@ -172,9 +173,9 @@ impl Hints {
         Bitmap(self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap))
     }
 
-    /// Moves hints into the own bitmap and into `recent`: out of the own bitmap first, then from the other seats below
-    /// `seats_used`, then from the reserve. `ahead` is called for each, to prefetch its owner word. Returns how many; 0 means that
-    /// no free buffer is known.
+    /// Moves hints into the own bitmap and into `recent`: from the own bitmap first, then from the other seats below
+    /// `seats_used`, then from the reserve. `ahead` is called for each, to prefetch its owner word. Returns their
+    /// number; 0 if no free buffer is known.
     pub(crate) fn refill(
         &self,
         seat: SeatIndex,
@@ -196,7 +197,7 @@ impl Hints {
         0
     }
 
-    /// Bits past the end of the pool are ignored, because a hostile process may set them.
+    /// The bits of the `i`-th word that stand for a buffer: a hostile process may set bits past the end.
     fn valid_bits(&self, i: usize) -> u64 {
         match self.len - i * 64 {
             0..=63 => (1 << (self.len - i * 64)) - 1,
@@ -224,11 +225,12 @@ impl Hints {
             }
         }
         if from != own {
-            // First ours, then theirs: a hint that exists twice is harmless, one that exists nowhere waits for recovery.
+            // First ours, then theirs: a hint that exists twice is harmless, and one that exists nowhere is lost until
+            // recovery.
             let mine = self.word(own, i);
             // HINT
             overwrite(mine, mine.load(Ordering::Relaxed) | taken, Ordering::Release);
-            // HINT once more: it may clear what was set since we looked.
+            // HINT once more: this may clear bits that were set since the look.
             self.word(from, i).fetch_and(!taken, Ordering::Acquire);
         }
         // Highest first, so that the lowest index is handed out first: low indices stay hot.
@@ -243,7 +245,8 @@ impl Hints {
         taken.count_ones()
     }
 
-    /// Bits of the `i`-th word that no bitmap names. For recovery: a free buffer without a hint is lost until one is set.
+    /// Bits of the `i`-th word that are in no bitmap. For recovery: a free buffer without a hint is lost until one is
+    /// set.
     pub(crate) fn unknown(&self, i: usize) -> u64 {
         let known =
             (0..=RESERVE).fold(0, |known, bitmap| known | self.word(bitmap, i).load(Ordering::Relaxed));

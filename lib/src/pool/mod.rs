@@ -2,9 +2,9 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | [`owner`] | the word that says who holds a buffer: the truth |
+//! | [`owner`] | the owner word of each buffer, which alone decides who may use it |
 //! | [`hints`] | where free buffers probably are |
-//! | `mod.rs` | [`OwnerTable`] puts the two together; [`Pool`] adds the bytes; [`PoolCache`] is a handle's view of a table |
+//! | `mod.rs` | [`OwnerTable`] combines the two; [`Pool`] adds the bytes; [`PoolCache`] is a handle's view of a table |
 
 pub(crate) mod hints;
 pub(crate) mod owner;
@@ -26,8 +26,8 @@ pub(crate) struct OwnerTable {
     cells: Lines,
 }
 
-/// How often one claim looks through the bitmaps. Each time but the last brings up to 32 hints that were all stale, so only a
-/// hostile peer gets this far; without a limit it could keep a claim busy for the square of the pool's length.
+/// How often one claim searches the bitmaps. Each time but the last yields up to 32 hints that were all stale, so only
+/// a hostile peer makes it go this far; without a limit it could keep a claim busy for the square of the pool's length.
 const REFILLS_MAX: u32 = 256;
 
 /// Lines that a table of `len` cells takes.
@@ -36,14 +36,14 @@ pub(crate) const fn table_lines(len: usize) -> usize {
 }
 
 impl OwnerTable {
-    /// Places a table at line `start` of `memory`; `None` when it does not fit.
+    /// Places a table at line `start` of `memory`. `None` if it does not fit.
     pub(crate) fn place(memory: &Arc<Memory>, start: usize, len: usize) -> Option<Self> {
         let hint_lines = hints::lines(len);
         let hints = Hints::new(memory.window(start, hint_lines)?, len);
         Some(Self { hints, cells: memory.window(start.checked_add(hint_lines)?, len)? })
     }
 
-    /// Marks every buffer free. In fresh memory the owner words already are; the reserve still has to be set.
+    /// Marks every buffer free. In fresh memory all owner words are free already; the reserve still has to be set.
     pub(crate) fn format(&self) {
         self.hints.fill_reserve();
     }
@@ -77,7 +77,7 @@ impl OwnerTable {
 
     /// As [`PoolCache::release`], on behalf of a dead holder.
     pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
-        // Release: the next claimer of the buffer sees what we saw of the dead owner.
+        // Release: the next claimer of the buffer sees what this thread saw of the dead owner.
         let won =
             self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {
@@ -86,9 +86,10 @@ impl OwnerTable {
         won
     }
 
-    /// As [`PoolCache::release`], without a handle's bitmap: for a holder that is in another thread than its handle.
+    /// As [`PoolCache::release`], without a handle's bitmap: for a buffer that is released outside the thread of its
+    /// handle.
     pub(crate) fn release(&self, index: u32, held: u64, freed: u64) -> bool {
-        // Release, as there.
+        // Release, as in `PoolCache::release`.
         let won =
             self.owner(index).compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {
@@ -97,9 +98,9 @@ impl OwnerTable {
         won
     }
 
-    /// As [`PoolCache::claim`], without a handle's bitmap: for a thread that is not its handle's.
+    /// As [`PoolCache::claim`], without a handle's bitmap: for a thread other than that of the handle.
     pub(crate) fn claim(&self, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
-        // Each round takes a hint away.
+        // Each round consumes a hint.
         for _ in 0..4 * self.len() + 2 {
             let index = self.hints.steal()?;
             let owner = self.owner(index);
@@ -115,8 +116,8 @@ impl OwnerTable {
         None
     }
 
-    /// Gives every free buffer that no bitmap names back to `seat`: a process died between freeing and saying so.
-    /// Returns how many.
+    /// Gives `seat` every free buffer that is in no bitmap, because a process died between freeing it and setting its
+    /// hint. Returns their number.
     pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
         let mut readmitted = 0;
         for i in 0..self.hints.word_count() {
@@ -134,14 +135,14 @@ impl OwnerTable {
     }
 }
 
-/// A table in the hands of one handle: with the handle's own bitmap, and the buffers it released last.
+/// A table as one handle uses it: with the handle's own bitmap and the buffers that it released last.
 #[derive(Debug)]
 pub(crate) struct PoolCache {
     pub(crate) table: OwnerTable,
     seat: SeatIndex,
     own: Bitmap,
     recent: Recent,
-    /// Where the buffers are; inline cells have none.
+    /// The memory of the buffers; inline cells have none.
     bytes: Option<BufferMemory>,
 }
 
@@ -150,9 +151,9 @@ impl PoolCache {
         Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new(), bytes }
     }
 
-    /// Takes a free buffer: the one released last, if any. `next` makes its new owner word of the free one.
+    /// Takes a free buffer, preferably the one released last. `next` computes its new owner word from the free one.
     ///
-    /// `None` means that no free buffer is known. A buffer that another thread is releasing at this moment may be missed.
+    /// `None` if no free buffer is known. A buffer that another thread is releasing at this moment may be missed.
     #[inline(always)]
     pub(crate) fn claim(
         &self,
@@ -169,7 +170,7 @@ impl PoolCache {
         }
     }
 
-    /// Claims a buffer whose hint is in the own bitmap, and takes the hint away.
+    /// Claims a buffer whose hint is in the own bitmap, and removes the hint.
     #[inline(always)]
     fn claim_hinted(&self, index: u32, next: impl Fn(u64) -> u64) -> Option<u64> {
         if !self.own.take(index) {
@@ -181,9 +182,9 @@ impl PoolCache {
             return None;
         }
         let claimed = next(word);
-        // Acquire pairs with the Release of `release`: the last holder is done with the bytes before we write them.
-        // Release pairs with the Acquire of recovery: who sees this loan sees that we have the seat, and the MSG that a
-        // DATA buffer is attached to.
+        // Acquire pairs with the Release of `release`: the last holder is done with the bytes before this thread writes
+        // them. Release pairs with the Acquire of recovery: a thread that sees this loan sees that this participant has
+        // the seat, and the MSG that a DATA buffer is attached to.
         owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(claimed)
     }
 
@@ -192,8 +193,8 @@ impl PoolCache {
     #[inline(never)]
     fn search(&self, seats_used: impl Fn() -> usize, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
         let mut refills = 0;
-        // Each round takes an entry off `recent`, all of which may be stale, or a hint out of the own bitmap, so honest
-        // peers end this long before the bound does.
+        // Each round consumes an entry of `recent`, all of which may be stale, or a hint of the own bitmap, so with
+        // honest peers this ends long before the bound.
         for _ in 0..hints::RECENT_MAX + 4 * self.table.len() + 2 {
             let Some(index) = self.recent.pop() else {
                 refills += 1;
@@ -215,9 +216,9 @@ impl PoolCache {
         self.table.hints.refill(self.seat, seats_used, &self.recent, |index| self.prefetch(index))
     }
 
-    /// Prefetches what a release or claim of a buffer writes, if many follow. The last holder has these lines. A locked
-    /// instruction waits for its own line and for those of all stores before it, so one after the other they would cost a
-    /// round trip each; asked for now, they come together.
+    /// Prefetches the lines that a release or claim of a buffer writes, if many follow. The last holder has these lines
+    /// in its cache. A locked instruction waits for its own line and for those of all earlier stores, so one after the
+    /// other they would cost a round trip each; prefetched, they arrive together.
     #[inline]
     pub(crate) fn prefetch(&self, index: u32) {
         prefetch_exclusive(self.table.cell(index));
@@ -226,14 +227,15 @@ impl PoolCache {
         }
     }
 
-    /// Ends the epoch `held`. `false`: it was over already, because its holder was declared dead.
+    /// Ends the epoch `held`. Returns `false` if it was over already, because its holder was declared dead.
     #[inline(always)]
     pub(crate) fn release(&self, index: u32, held: u64, freed: u64) -> bool {
         let owner = self.table.owner(index);
-        // Release pairs with the Acquire of `claim`: our reads and writes of the bytes come before the next holder's.
+        // Release pairs with the Acquire of `claim`: this thread's reads and writes of the bytes come before the next
+        // holder's.
         let won = owner.compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {
-            // After the owner word: a hint that comes first could be followed, found wrong and dropped for good.
+            // After the owner word: an earlier hint could be followed, found wrong and dropped for good.
             self.own.set(index);
             self.recent.push(index);
         }
@@ -241,22 +243,22 @@ impl PoolCache {
     }
 }
 
-/// Bytes from one buffer to the next: whole lines, and one more when that is a multiple of the page, because buffers a
-/// power of two apart would all start in the same set of the cache and push each other out.
+/// Distance of buffers in bytes: whole lines, and one more if that is a multiple of the page, because buffers a power
+/// of two apart would all start in the same set of the cache and evict each other.
 #[must_use]
 pub(crate) const fn stride_bytes(buf_size_bytes: u32) -> u64 {
     let whole = (buf_size_bytes as u64).next_multiple_of(LINE_BYTES as u64);
     if whole.is_multiple_of(4096) { whole + LINE_BYTES as u64 } else { whole }
 }
 
-/// One pool: its table and its bytes.
+/// One buffer pool: its owner table and its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) table: OwnerTable,
     pub(crate) bytes: BufferMemory,
 }
 
-/// Where the buffers of a pool are. Valid as long as the pool's table, which keeps the memory.
+/// The memory of the buffers of a pool. Valid as long as the pool's table, which keeps the memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferMemory {
     start: NonNull<u8>,
@@ -286,7 +288,8 @@ impl BufferMemory {
 }
 
 impl Pool {
-    /// The line of a cell whose index was read from shared memory, and the first byte of its buffer.
+    /// The line of a cell whose index was read from shared memory, and the first byte of its buffer; `None` if there is
+    /// no such cell.
     #[inline(always)]
     #[expect(unsafe_code, reason = "pointer arithmetic inside the pool's bytes")]
     pub(crate) fn at(&self, wild: u32) -> Option<(&Line, NonNull<u8>)> {
@@ -295,7 +298,7 @@ impl Pool {
         Some((line, unsafe { self.bytes.start.add(wild as usize * self.bytes.stride) }))
     }
 
-    /// Places a pool in `memory`: table at line `table_start`, bytes at line `buffer_start`.
+    /// Places a pool in `memory`: its table at line `table_start`, its bytes at line `buffer_start`.
     pub(crate) fn place(
         memory: &Arc<Memory>,
         table_start: usize,

@@ -1,7 +1,7 @@
-//! Owner words: one per buffer, and the only truth about who holds it.
+//! Owner words: one per buffer, which alone decides who holds it.
 //!
-//! Every change of hands is one compare-and-swap of this word. The lists of free buffers ([`super::hints`]) are hints: a
-//! stale one costs a retry, a lost one is found by recovery, and neither can hand a buffer out twice.
+//! Every change of owner is one compare-and-swap of this word. The lists of free buffers ([`super::hints`]) are hints:
+//! a stale one costs a retry, a lost one is found by recovery, and neither can hand out a buffer twice.
 //!
 //! ```text
 //! MSG    | epoch 54 | seat 8 | state 2 |
@@ -12,12 +12,12 @@
 //! DATA   Free --loan-----> Attached(MSG cell, epoch) ------release--> Free
 //! ```
 //!
-//! A MSG buffer that lies in a ring stays `Loaned` by its sender: the ring says that it was sent. In a broadcast ring it is
-//! `Published`: it belongs to the ring until its writer finds that all readers are past it. A DATA buffer belongs to
-//! the MSG it was attached to, so it changes hands with it and needs no exchange of its own; when that epoch of the
-//! MSG is over, the DATA buffer is an orphan and recovery takes it.
+//! A MSG buffer that is queued in a ring stays `Loaned` by its sender: the ring says that it was sent. In a broadcast
+//! ring it is `Published`: it belongs to the ring until its writer finds that all readers have passed it. A DATA buffer
+//! belongs to the MSG that it was attached to, so it changes owners with it and needs no exchange of its own; when that
+//! epoch of the MSG is over, the DATA buffer is orphaned and recovery frees it.
 //!
-//! The epoch grows with each loan. It fences a participant that was declared dead and comes back: its compare-and-swap
+//! The epoch grows with each loan. It fences a participant that was declared dead and resumes: its compare-and-swap
 //! names an epoch that is over.
 
 use crate::participant::{MAX_SEATS, SeatIndex};
@@ -45,18 +45,18 @@ pub(crate) struct MsgOwner(pub(crate) u64);
 pub(crate) enum Holder {
     /// No participant owns it.
     Free,
-    /// The participant that writes it, or wrote it and sent it.
+    /// The participant that writes it, or wrote and sent it.
     Loaned(SeatIndex),
     /// The participant that received it.
     Borrowed(SeatIndex),
-    /// A broadcast ring; the participant that sent it.
+    /// A broadcast ring; this is the participant that sent it.
     Published(SeatIndex),
-    /// No state that this library writes.
+    /// A value that this library never writes.
     Impossible,
 }
 
 impl MsgOwner {
-    /// In place of a word, where nothing is held any more: no buffer has it, so no exchange that names it succeeds.
+    /// A placeholder where nothing is held any more: no buffer has it, so no exchange that names it succeeds.
     pub(crate) const NONE: Self = Self(u64::MAX);
 
     /// The state and owner of the buffer.
@@ -72,14 +72,14 @@ impl MsgOwner {
         }
     }
 
-    /// Whether a participant has loaned it: [`holder`](Self::holder) for the hot path.
+    /// Whether a participant has loaned it: a faster [`holder`](Self::holder) for the hot path.
     #[inline(always)]
     pub(crate) fn is_loaned(self) -> bool {
         const NO_SEAT: u64 = SEAT_MASK & !(MAX_SEATS as u64 - 1);
         self.0 & (STATE_MASK | NO_SEAT << STATE_BITS) == LOANED
     }
 
-    /// Which loan of this buffer it is; grows by one with each.
+    /// The number of this loan of the buffer; grows by one with each.
     #[must_use]
     pub(crate) fn epoch(self) -> u64 {
         self.0 >> MSG_EPOCH_SHIFT
@@ -93,19 +93,19 @@ impl MsgOwner {
         Self(self.epoch() << MSG_EPOCH_SHIFT | u64::from(seat.value()) << STATE_BITS | state)
     }
 
-    /// In place of the word of a message that is not the receiver's alone: the token by which it has it.
+    /// A placeholder for the word of a message that several receivers hold: the token of this receiver's hold.
     #[inline]
     pub(crate) fn of_token(token: u64) -> Self {
         Self(token << STATE_BITS | PUBLISHED)
     }
 
-    /// The token of [`of_token`](Self::of_token). No receiver has a published message any other way.
+    /// The token of [`of_token`](Self::of_token). Every receiver of a published message has one.
     #[inline]
     pub(crate) fn token(self) -> Option<u64> {
         (self.0 & STATE_MASK == PUBLISHED).then_some(self.0 >> STATE_BITS)
     }
 
-    /// The next epoch, loaned by `seat`.
+    /// The word of the next epoch, loaned by `seat`.
     pub(crate) fn loaned(self, seat: SeatIndex) -> Self {
         Self(self.epoch().wrapping_add(1) << MSG_EPOCH_SHIFT).with(LOANED, seat)
     }
@@ -115,17 +115,17 @@ impl MsgOwner {
         self.with(LOANED, seat)
     }
 
-    /// The same epoch in the hands of the receiver at `seat`.
+    /// The word of the same epoch, borrowed by the receiver in `seat`.
     pub(crate) fn borrowed(self, seat: SeatIndex) -> Self {
         self.with(BORROWED, seat)
     }
 
-    /// The same epoch in a broadcast ring, sent by the participant at `seat`.
+    /// The word of the same epoch in a broadcast ring, sent by the participant in `seat`.
     pub(crate) fn published(self, seat: SeatIndex) -> Self {
         self.with(PUBLISHED, seat)
     }
 
-    /// The same epoch, over.
+    /// The word that ends this epoch.
     pub(crate) fn freed(self) -> Self {
         Self(self.epoch() << MSG_EPOCH_SHIFT)
     }
@@ -136,7 +136,7 @@ impl MsgOwner {
 pub(crate) struct DataOwner(pub(crate) u64);
 
 impl DataOwner {
-    /// The MSG cell this buffer is attached to and the low bits of its epoch; `None` when it is free.
+    /// The MSG cell this buffer is attached to and the low bits of its epoch; `None` if it is free.
     #[must_use]
     pub(crate) fn attached_to(self) -> Option<(u32, u64)> {
         if self.0 & STATE_MASK != ATTACHED {
@@ -147,7 +147,7 @@ impl DataOwner {
         Some((u32::try_from(cell).ok()?, epoch))
     }
 
-    /// Whether this word says "attached to `msg`, cell `cell`, in this very epoch".
+    /// Whether the buffer is attached to cell `cell` in the very epoch of `msg`.
     #[must_use]
     pub(crate) fn belongs_to(self, cell: u32, msg: MsgOwner) -> bool {
         self.attached_to() == Some((cell, msg.epoch() & ((1 << DATA_MSG_EPOCH_BITS) - 1)))
@@ -173,7 +173,7 @@ impl DataOwner {
     }
 }
 
-/// Whether an owner word of either kind says that the buffer is free: both keep the state in the same two bits.
+/// Whether an owner word of either kind is free: both keep the state in the same two bits.
 #[inline]
 pub(crate) fn is_free(word: u64) -> bool {
     word & STATE_MASK == FREE

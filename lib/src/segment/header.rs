@@ -25,7 +25,7 @@ use super::lines::Lines;
 use crate::config::{BroadcastConfig, PoolId, SlowReaders};
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
-/// Changes with every change of the layout or of what a word means.
+/// The version of the layout. It changes with every change of a position or of the meaning of a word.
 pub(crate) const LAYOUT_VERSION: u16 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"SHMESH\0\0");
 const MAGIC_MASK: u64 = (1 << 48) - 1;
@@ -36,19 +36,19 @@ const SINGLE: u64 = 1 << 32;
 const ONE_RECEIVER: u64 = 1 << 33;
 const NOTIFY: u64 = 1 << 32;
 
-/// How a link is run; the same for all its participants, and no part of the layout.
+/// Settings of a link that all its participants share and that do not change the layout.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Conduct {
     pub(crate) notify: bool,
     pub(crate) spin_us: u32,
-    /// Each side has one process.
+    /// Each side takes one process only.
     pub(crate) one_receiver: bool,
 }
 
 /// A checked copy of a header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Header {
-    /// `None`: the link's own segment.
+    /// The pool in the segment; `None` for the link's own segment.
     pub(crate) pool: Option<PoolId>,
     pub(crate) epoch: u64,
     pub(crate) shape: LinkShape,
@@ -102,8 +102,8 @@ impl Header {
         }
     }
 
-    /// Copies and checks the header of a segment's file, by reading: mapping or reserving it first would give pages to a
-    /// sparse file of another program.
+    /// Copies and checks the header of a segment's file by reading it: mapping or reserving it first would allocate
+    /// pages of a sparse file of another program.
     pub(crate) fn of_file(file: &File) -> io::Result<Result<Self, Unusable>> {
         let metadata = file.metadata()?;
         let mut bytes = [0; HEADER_LINES * LINE_BYTES];
@@ -159,7 +159,7 @@ impl Header {
                 one_receiver: words[4] & ONE_RECEIVER != 0,
             },
         };
-        // The sums below cannot overflow for a sane shape, so this comes first.
+        // The sums below cannot overflow for a sane shape, so this check comes first.
         if words[CHECKSUM] != checksum(&words) || !header.shape.is_sane() {
             return Err(Unusable::Damaged);
         }
@@ -179,7 +179,7 @@ fn broadcast_word(rules: BroadcastConfig) -> u64 {
     u64::from(rules.history) << HISTORY_SHIFT | u64::from(rules.evict_after_ms) << EVICT_AFTER_SHIFT | slow
 }
 
-/// What word 11 says; `None` when no version of ours writes that.
+/// The meaning of word 11; `None` if no version of this library writes that value.
 fn broadcast_of(word: u64) -> Option<Option<BroadcastConfig>> {
     let Some(slow) = (word & 0xff).checked_sub(1) else { return (word == 0).then_some(None) };
     let slow = *SLOW.get(usize::try_from(slow).ok()?)?;
@@ -188,7 +188,7 @@ fn broadcast_of(word: u64) -> Option<Option<BroadcastConfig>> {
     Some(Some(BroadcastConfig { slow, history, evict_after_ms }))
 }
 
-/// FNV-1a over the words: finds accidents, not attacks.
+/// FNV-1a over the words: detects accidents, not attacks.
 fn checksum(words: &[u64; WORDS]) -> u64 {
     words[..CHECKSUM]
         .iter()

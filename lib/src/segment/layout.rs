@@ -1,4 +1,4 @@
-//! Where each table lies in a segment. `docs/memory-layout.md` has the same as byte tables.
+//! The position of each table in a segment. `docs/memory-layout.md` has the same as byte tables.
 //!
 //! Everything follows from the [`LinkShape`], which is in the header, so two processes that agree on the header agree on all.
 //! Positions count lines of 64 bytes.
@@ -9,27 +9,29 @@ use crate::pool::{stride_bytes, table_lines};
 use crate::ring::{CONTROL_LINES, Kind};
 use crate::sync::LINE_BYTES;
 
-/// Lines of the header of every segment.
+/// Number of lines of the header, in every segment.
 pub(crate) const HEADER_LINES: usize = 2;
-/// Buffers start on a page, and segments are whole pages. Models need no pages, and each word of one costs them time.
+/// Lines of a page: buffers start on a page, and segments are whole pages. Models need no pages, and each word costs
+/// them time.
 const PAGE_LINES: usize = if cfg!(loom) { 1 } else { 4096 / LINE_BYTES };
 /// Whether there are cells for more replies than one to each request. Models have few.
 const SPARE_CELLS: usize = if cfg!(loom) { 0 } else { 1 };
-/// The most inline cells that an entry of a ring can name.
+/// Maximum number of inline cells, as many as an entry of a ring can name.
 const INLINE_CELLS_MAX: usize = 1 << crate::ring::entry::INLINE_CELL_BITS;
 
 /// Everything that decides the layout of a link.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct LinkShape {
-    /// Slots per ring: a power of two.
+    /// Slots per ring, a power of two.
     pub(crate) ring_capacity: u32,
-    /// One producer and one consumer per ring.
+    /// Whether each ring has one producer and one consumer only.
     pub(crate) single: bool,
-    /// One writer on the primary side, and each participant of the other side gets everything.
+    /// Settings of a broadcast ring: one writer on the primary side, and each participant of the other side receives
+    /// every message.
     pub(crate) broadcast: Option<BroadcastConfig>,
-    /// `(buf_size, pool_len)` per pool; both 0 when there is none.
+    /// `(buf_size, pool_len)` per pool; both 0 if the link does not have it.
     pub(crate) pools: [(u32, u32); PoolId::COUNT],
-    /// Requests that each participant of the secondary side can have pending; 0: the link has no requests.
+    /// Maximum number of pending requests of a participant of the secondary side; 0 if the link has no requests.
     pub(crate) request_window: u32,
 }
 
@@ -70,7 +72,7 @@ impl LinkShape {
         PoolId::ALL.into_iter().filter(move |&pool| pool.is_device() && pools[pool as usize].1 > 0)
     }
 
-    /// Whether a header that says so can be one of ours.
+    /// Whether this library can have written a header with this shape.
     pub(crate) fn is_sane(&self) -> bool {
         self.ring_capacity.is_power_of_two()
             && self.ring_capacity <= crate::config::MAX_RING_LEN
@@ -101,7 +103,7 @@ pub(crate) struct LinkLayout {
     pub(crate) controls: [usize; 2],
     pub(crate) slots: [usize; 2],
     pub(crate) slot_lines: [usize; 2],
-    /// The table of inline cells, of which a link with one producer needs none.
+    /// The table of inline cells; a link with one producer needs none.
     pub(crate) inline: usize,
     /// The second lines of these cells.
     pub(crate) inline_seconds: usize,
@@ -171,7 +173,7 @@ impl LinkLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLayout {
     pub(crate) table: usize,
-    /// The first buffer, on a page; the end of the segment when the buffers are in device memory.
+    /// The first buffer, on a page; the end of the segment if the buffers are in device memory.
     pub(crate) buffers: usize,
     bytes: u64,
 }
@@ -190,18 +192,18 @@ impl PoolLayout {
         self.bytes
     }
 
-    /// From the first buffer to the end: whole pages.
+    /// Bytes from the first buffer to the end, in whole pages.
     pub(crate) fn buffer_bytes(&self) -> u64 {
         self.bytes - (self.buffers * LINE_BYTES) as u64
     }
 }
 
-/// Huge pages come whole.
+/// Size of a huge page; segments on huge pages are a multiple of it.
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 impl LinkConfig {
-    /// Bytes of all segments of the link together: what its creator reserves and pays for, page by page. The buffers of
-    /// pools in device memory are not among them.
+    /// Total size in bytes of all segments of the link, all of which its creator allocates. Buffers in device memory
+    /// are not included.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         let shape = LinkShape::of(self);

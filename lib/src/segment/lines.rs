@@ -1,5 +1,5 @@
 //! Windows of cache lines over a mapping.
-// UNSAFETY: turns a mapped address range into `&[Line]`. A line is made of atomics only, so the reference is sound
+// UNSAFETY: turns a mapped address range into `&[Line]`. A line consists of atomics only, so the reference is sound
 // whatever another process writes there; the range and its alignment are checked when the window is made.
 #![expect(unsafe_code, reason = "the only place where mapped memory becomes a reference")]
 
@@ -11,12 +11,12 @@ use shmesh_sys::sigbus::Mapping;
 
 use crate::sync::Line;
 
-/// Memory that holds a segment: mapped in production, on the heap for loom, Miri and property tests.
+/// Memory of a segment: mapped in production, on the heap for loom, Miri and property tests.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: NonNull<Line>,
     lines: usize,
-    /// None for memory on the heap.
+    /// The mapping; `None` for memory on the heap.
     map: Option<Mapping>,
 }
 
@@ -44,12 +44,12 @@ impl Memory {
         Arc::new(Self { base, lines, map: None })
     }
 
-    /// Whether its file was truncated under it; known of guarded mappings alone.
+    /// Whether its file was truncated. Only guarded mappings notice that.
     pub(crate) fn is_damaged(&self) -> bool {
         self.map.as_ref().is_some_and(Mapping::is_damaged)
     }
 
-    /// A window of `count` lines from line `start`; `None` when it does not fit.
+    /// A window of `count` lines from line `start`. `None` if it does not fit.
     #[must_use]
     pub(crate) fn window(self: &Arc<Self>, start: usize, count: usize) -> Option<Lines> {
         let end = start.checked_add(count)?;
@@ -61,7 +61,7 @@ impl Memory {
         Some(Lines { first, count, memory: Arc::clone(self) })
     }
 
-    /// The address of line `start`, for payload bytes; `None` when `lines` lines from there do not fit.
+    /// The address of line `start`, for payload bytes. `None` if `lines` lines from there do not fit.
     pub(crate) fn payload(&self, start: usize, lines: usize) -> Option<NonNull<u8>> {
         let end = start.checked_add(lines)?;
         if end > self.lines {
@@ -121,15 +121,15 @@ impl Deref for Lines {
     }
 }
 
-/// Asks the cache for `line` in exclusive state, because an atomic exchange on it is near.
+/// Prefetches `line` in exclusive state, for an atomic exchange that follows soon.
 ///
-/// A locked instruction waits for its line with everything behind it; fetched ahead, several lines travel at once.
+/// A locked instruction waits for its line and for all earlier stores; prefetched, several lines arrive at once.
 #[inline]
 pub(crate) fn prefetch_exclusive(line: &Line) {
     prefetch_exclusive_at(std::ptr::from_ref(line).cast());
 }
 
-/// Asks the cache for `line` in order to read it, together with another line that is read first.
+/// Prefetches `line` for reading, together with another line that is read first.
 #[inline]
 pub(crate) fn prefetch_shared(line: &Line) {
     let address: *const Line = line;

@@ -18,19 +18,19 @@ use shmesh_sys::fork::NotInherited;
 const HOST_ROLE: u32 = 0;
 /// Byte of the lock file that all attached processes lock in shared mode.
 const ATTACHED: u32 = 1;
-/// Byte of the lock file that the participant in seat 0 locks; the bytes of the other seats follow.
+/// First byte of the lock file for seats: the participant in seat 0 locks it; the bytes of the other seats follow.
 const SEATS: u32 = 2;
-/// From here on, the byte of each number that a process has taken for a socket of its own.
+/// First byte of the lock file for sockets: a process locks the byte of each number that it uses for a socket.
 const SOCKETS: u64 = 1 << 32;
-/// Numbers of sockets: a user, and a byte to tell the sockets of one user apart.
+/// Number of socket numbers: a user id, and a byte to distinguish the sockets of one user.
 const SOCKETS_MAX: u64 = 1 << 40;
 const SOCKETS_PER_USER: u64 = 1 << 8;
 
-/// The lock of the host. It begins at the number of the host's socket and reaches to the end of
-/// the range, so only one process has it.
+/// The kinds of hosts. The lock of a host begins at the number of its socket and reaches to the end of the range, so
+/// only one process of each kind has it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Host {
-    /// A sidecar: it goes before a participant.
+    /// A sidecar; preferred to a participant.
     Sidecar,
     /// A process that created the link.
     Participant,
@@ -43,22 +43,22 @@ impl Host {
     }
 }
 
-/// The lock file of a link, with locks in it that the kernel gives up when their last descriptor is closed, however that
-/// happens and in whatever pid namespace: the host role, which one process has; the attachment lock, which all attached processes
-/// share; one for each seat; and those of the numbers of hosts' sockets. A forked child has none of them.
+/// The lock file of a link. The kernel releases locks in it when their last descriptor is closed, whatever the reason
+/// and the pid namespace. The locks are the host role, which one process has; the attachment lock, which all attached
+/// processes share; one for each seat; and one for the number of each host's socket. A forked child has none of them.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: NotInherited,
     path: PathBuf,
     number: u64,
-    /// Where the host's lock begins that this opening has: the kernel tells only of those of others.
+    /// The begin of the host's lock of this opening: the kernel reports only the locks of other openings.
     published: Mutex<Option<u64>>,
 }
 
 impl Lock {
     fn of(file: File, path: &Path) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        // Inodes of two file systems may be the same: those of a tmpfs are counted from its beginning.
+        // Inodes of two file systems may be equal: a tmpfs counts its own from the start.
         let number = metadata.ino() ^ metadata.dev().wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Ok(Self {
             file: NotInherited::new(file),
@@ -68,7 +68,7 @@ impl Lock {
         })
     }
 
-    /// Opens the lock file. `None`: there is none.
+    /// Opens the lock file. `None` if it does not exist.
     pub(crate) fn open(path: &Path) -> io::Result<Option<Self>> {
         match file::open(path, true) {
             Ok(file) => Self::of(file, path).map(Some),
@@ -77,12 +77,12 @@ impl Lock {
         }
     }
 
-    /// Opens the lock file for asking who has which lock, which takes only the right to read it.
+    /// Opens the lock file only to query locks, which requires permission to read it.
     pub(crate) fn open_for_reading(path: &Path) -> io::Result<Self> {
         Self::of(file::open(path, false)?, path)
     }
 
-    /// Opens the lock file, and makes it where there is none.
+    /// Opens the lock file, and creates it if it does not exist.
     pub(crate) fn open_or_make(path: &Path, mode: u32) -> io::Result<Option<Self>> {
         if let Some(lock) = Self::open(path)? {
             return Ok(Some(lock));
@@ -94,7 +94,7 @@ impl Lock {
         }
     }
 
-    /// Whether the file still has its name: a lock on one that was removed says nothing.
+    /// Whether the file still has its name: locks in a removed file mean nothing.
     pub(crate) fn is_named(&self) -> bool {
         self.is_at(&self.path)
     }
@@ -108,7 +108,7 @@ impl Lock {
         }
     }
 
-    /// Takes the lock for creating, serving or removing. `false`: another process has it.
+    /// Takes the lock for creating, serving or removing the link. Returns `false` if another process has it.
     pub(crate) fn try_take_host_role(&self) -> io::Result<bool> {
         try_lock_byte(&self.file, HOST_ROLE, ByteLock::Exclusive)
     }
@@ -118,17 +118,18 @@ impl Lock {
         unlock_byte(&self.file, HOST_ROLE);
     }
 
-    /// Says that this process has, or is just asking for, the descriptors of the link. `false`: the link is being removed.
+    /// Takes the attachment lock, because this process has the descriptors of the link or is about to ask for them.
+    /// Returns `false` if the link is being removed.
     pub(crate) fn try_join(&self) -> io::Result<bool> {
         try_lock_byte(&self.file, ATTACHED, ByteLock::Shared)
     }
 
-    /// Releases the shared lock of `join`.
+    /// Releases the attachment lock.
     pub(crate) fn leave(&self) {
         unlock_byte(&self.file, ATTACHED);
     }
 
-    /// Whether another process has joined.
+    /// Whether another process has the attachment lock.
     pub(crate) fn others_joined(&self) -> io::Result<bool> {
         is_byte_locked(&self.file, ATTACHED)
     }
@@ -139,18 +140,19 @@ impl Lock {
         Ok(locked_from(&self.file, &(0..i64::MAX.cast_unsigned()))?.is_some())
     }
 
-    /// Gives up everything but the seats, as closing the file would.
+    /// Releases all locks except those of seats, as closing the file would.
     pub(crate) fn release(&self) {
         self.leave();
         self.leave_host_role();
     }
 
-    /// Which lock file this is: locks in another one say nothing here, even if it has the same name.
+    /// Identifies the lock file: locks in another one mean nothing here, even if it has the same name.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Takes the lock of a seat. `false`: another process has it, such as a forked child of an earlier participant.
+    /// Takes the lock of a seat. Returns `false` if another process has it, such as a forked child of an earlier
+    /// participant.
     pub(crate) fn try_take_seat(&self, seat: u8) -> io::Result<bool> {
         try_lock_byte(&self.file, SEATS + u32::from(seat), ByteLock::Exclusive)
     }
@@ -165,7 +167,7 @@ impl Lock {
         is_byte_locked(&self.file, SEATS + u32::from(seat))
     }
 
-    /// Takes a number for a socket of `user`, exclusively until this opening is closed. `None`: all are taken.
+    /// Takes a number for a socket of `user`, exclusively until this opening is closed. `None` if all are taken.
     pub(crate) fn take_socket(&self, user: u32, from: u64) -> io::Result<Option<u64>> {
         for number in (from..SOCKETS_PER_USER).map(|k| u64::from(user) * SOCKETS_PER_USER + k) {
             if try_lock_range(&self.file, &(SOCKETS + number..SOCKETS + number + 1))? {
@@ -175,12 +177,13 @@ impl Lock {
         Ok(None)
     }
 
-    /// Gives the number of a socket up.
+    /// Releases the number of a socket.
     pub(crate) fn leave_socket(&self, number: u64) {
         unlock_range(&self.file, &(SOCKETS + number..SOCKETS + number + 1));
     }
 
-    /// Publishes the number of the host's socket, in one step. `false`: another host of this kind has.
+    /// Publishes the number of the host's socket, in one step. Returns `false` if another host of this kind has
+    /// published one.
     pub(crate) fn try_publish(&self, host: Host, socket: u64) -> io::Result<bool> {
         let Range { start, end } = host.range();
         let is_ours = try_lock_range(&self.file, &(start + socket..end))?;
@@ -191,11 +194,11 @@ impl Lock {
     }
 
     fn ours(&self) -> MutexGuard<'_, Option<u64>> {
-        // A number is replaced whole.
+        // The kernel replaces a lock as a whole.
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the number back. `false`: it was not published by this opening.
+    /// Withdraws the published number. Returns `false` if this opening has not published one.
     pub(crate) fn withdraw(&self) -> bool {
         let was_published = self.ours().take().is_some();
         if was_published {
@@ -206,13 +209,13 @@ impl Lock {
         was_published
     }
 
-    /// User, group and mode of the file: who may be on the link.
+    /// User, group and mode of the file, which decide who may use the link.
     pub(crate) fn owner(&self) -> io::Result<(u32, u32, u32)> {
         let metadata = self.file.metadata()?;
         Ok((metadata.uid(), metadata.gid(), metadata.mode()))
     }
 
-    /// The number of the socket of this kind of host, if there is a living one.
+    /// The number of the socket of this kind of host, if one is alive.
     pub(crate) fn published(&self, host: Host) -> io::Result<Option<u64>> {
         let range = host.range();
         let ours = self.ours().filter(|at| range.contains(at));
@@ -230,17 +233,17 @@ impl Lock {
         Ok(None)
     }
 
-    /// Removes the file, if it still has its name. A process that has it open sees by [`is_named`](Self::is_named) that it is no lock of the link.
+    /// Removes the file, if it still has its name. A process that has it open notices by [`is_named`](Self::is_named).
     pub(crate) fn remove(&self) -> io::Result<bool> {
         remove_exactly(&self.path, |path| self.is_at(path))
     }
 
-    /// Whether another process prevents joining, because it removes the link.
+    /// Whether another process prevents joining because it removes the link.
     pub(crate) fn is_closed(&self) -> io::Result<bool> {
         is_byte_locked_exclusively(&self.file, ATTACHED)
     }
 
-    /// Prevents further processes from joining. `false`: another process has joined.
+    /// Prevents further processes from joining. Returns `false` if another process has joined.
     pub(crate) fn try_close(&self) -> io::Result<bool> {
         try_lock_byte(&self.file, ATTACHED, ByteLock::Exclusive)
     }

@@ -1,12 +1,12 @@
-//! Segments: the shared regions of a link, and what lies where in them.
+//! Segments: the shared regions of a link, and their layout.
 //!
 //! | file | concept |
 //! |---|---|
 //! | [`lines`] | mapped or heap memory, and checked windows of cache lines over it |
-//! | [`header`] | the first lines of each segment: is it ours, whole, and of this version? |
-//! | [`layout`] | where each table lies, computed from the shape of the link alone |
-//! | [`lock`] | the lock file: who serves the link, who is on it, who sits in which seat |
-//! | [`payload_type`] | the type that typed messages of the link have |
+//! | [`header`] | the first lines of each segment, which identify its kind, size and version |
+//! | [`layout`] | the position of each table, computed from the shape of the link alone |
+//! | [`lock`] | the lock file, by which the kernel tells which processes serve, use and hold seats of the link |
+//! | [`payload_type`] | the type of the link's typed messages |
 //! | [`store`] | files and memfds that hold segments: create, open, check |
 
 pub(crate) mod header;

@@ -9,12 +9,13 @@
 //!      2-7  its name: up to 48 printable ASCII characters, padded with zeros
 //! ```
 //!
-//! The fingerprint alone decides: one compare-exchange from 0 declares a type. The other words are for error messages, and are written
-//! after it, only by processes whose type has that fingerprint: they all write the same bytes, so a process that dies in between leaves
-//! words that the next one completes. A reader checks them against the fingerprint, so no access needs an ordering.
+//! The fingerprint alone decides: one compare-exchange from 0 declares a type. The other words are for error messages,
+//! and are written after it, only by processes whose type has that fingerprint. They all write the same bytes, so a
+//! process that dies meanwhile leaves words that the next one completes. A reader checks them against the fingerprint,
+//! so no access needs an ordering.
 //!
-//! This finds mistakes, not attacks: a hostile peer can write any word, and the worst that follows is a refusal, or the acceptance
-//! of another type. Payload is safe to read all the same, as the types of payload are valid for all bytes.
+//! This detects mistakes, not attacks: a hostile peer can write any word, and the worst that follows is a refusal, or
+//! the acceptance of another type. Payload is still safe to read, because all types of payload are valid for all bytes.
 
 use std::fmt;
 
@@ -34,7 +35,8 @@ const FINGERPRINT: usize = 0;
 pub(crate) struct PayloadType([u64; WORDS]);
 
 impl PayloadType {
-    /// `None` when no line has room for it: the name has 1 to [`NAME_MAX`] printable ASCII characters, and the size 32 bits.
+    /// Describes a type. `None` if it does not fit the line: the name must have 1 to [`NAME_MAX`] printable ASCII
+    /// characters, and the size 32 bits.
     #[cfg_attr(not(feature = "typed"), expect(dead_code, reason = "inspection only reads types"))]
     pub(crate) fn new(name: &str, size: usize, align: usize, is_slice: bool) -> Option<Self> {
         let mut words = [0; WORDS];
@@ -52,11 +54,11 @@ impl PayloadType {
         Some(Self(words))
     }
 
-    /// The word that stands for the type.
+    /// The fingerprint of the type.
     pub(crate) fn fingerprint(&self) -> u64 {
         let bytes = self.0.iter().flat_map(|word| word.to_le_bytes());
         let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        // 0 says that there is none.
+        // 0 means that no type is declared.
         bytes.fold(0xcbf2_9ce4_8422_2325, hash).max(1)
     }
 
@@ -69,7 +71,7 @@ impl PayloadType {
         self.0[0] & SLICE != 0
     }
 
-    /// The name, without the brackets of a slice. Printable, whatever the words hold.
+    /// The name, without the brackets of a slice. Printable, whatever the words contain.
     pub(crate) fn name(&self) -> String {
         let bytes = self.0[1..].iter().flat_map(|word| word.to_le_bytes());
         bytes
@@ -149,7 +151,7 @@ fn is_printable(byte: u8) -> bool {
 impl fmt::Display for PayloadType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, size) = (self.name(), self.size());
-        // Of any 8 bits that are there.
+        // The 8 bits may have any value.
         let align = 1_u128.checked_shl((self.0[0] >> 32 & 0xff) as u32).unwrap_or(0);
         match self.is_slice() {
             true => write!(f, "[{name}] ({size} bytes each, aligned to {align})"),
@@ -162,7 +164,7 @@ impl fmt::Display for PayloadType {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum DeclaredType {
     Known(PayloadType),
-    /// Its process has not written the name yet, or ended before.
+    /// Its process has not written the name yet, or ended before it did.
     Unnamed {
         fingerprint: u64,
     },
@@ -188,7 +190,7 @@ impl PayloadTypeLine<'_> {
         self.0.word(FINGERPRINT)
     }
 
-    /// Declares the type, unless another is declared. `false`: another is.
+    /// Declares the type. Returns `false` if another type is declared.
     #[cfg_attr(not(feature = "typed"), expect(dead_code, reason = "inspection only reads types"))]
     pub(crate) fn declare(&self, payload: &PayloadType) -> bool {
         let ours = payload.fingerprint();
@@ -219,12 +221,12 @@ impl PayloadTypeLine<'_> {
         self.fingerprint().load(Ordering::Relaxed)
     }
 
-    /// Forgets the type. Only while no other participant is attached.
+    /// Removes the declaration. Only while no other participant is attached.
     pub(crate) fn clear(&self) {
         self.fingerprint().store(0, Ordering::Relaxed);
     }
 
-    /// Forgets the type with this fingerprint, to replace it.
+    /// Removes the declaration of the type with this fingerprint, to replace it.
     #[cfg(feature = "typed")]
     pub(crate) fn withdraw(&self, fingerprint: u64) {
         let _ = self.fingerprint().compare_exchange(fingerprint, 0, Ordering::Relaxed, Ordering::Relaxed);

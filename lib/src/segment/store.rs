@@ -17,7 +17,7 @@ use super::lines::Memory;
 use crate::config::{Backing, HugePages, LinkConfig, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Name of a segment's file: as the seed has them, `<link>_shm` and `<link>_<pool>`.
+/// Name of a segment's file, as in NVIPC: `<link>_shm` and `<link>_<pool>`.
 pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
     format!("{link}_{}", pool.map_or("shm", PoolId::name))
 }
@@ -27,13 +27,13 @@ pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
 pub(crate) struct Segment {
     pub(crate) memory: Arc<Memory>,
     pub(crate) header: Header,
-    /// This process made it, rather than found it.
+    /// Whether this process created it.
     pub(crate) is_new: bool,
-    /// Until it is mapped, and as long as it may have to be handed to others.
+    /// Its file, until it is mapped, and as long as it may have to be passed to other processes.
     pub(crate) file: Option<File>,
 }
 
-/// How segments are made and mapped in this process.
+/// Settings for creating and mapping segments in this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     pub(crate) link: Arc<str>,
@@ -43,7 +43,7 @@ pub(crate) struct Store {
     pub(crate) prefault: bool,
     pub(crate) lock_memory: bool,
     pub(crate) file_mode: u32,
-    /// Survive the truncation of a named segment.
+    /// Whether the process survives the truncation of a named segment.
     pub(crate) guard_truncation: bool,
 }
 
@@ -65,13 +65,13 @@ impl Store {
         self.dir.join(file_name(&self.link, pool))
     }
 
-    /// Where a pool is whose usual name another file has, or another process that creates the link just now: the epoch tells
-    /// it from all others.
+    /// The path of a pool if another file has its usual name, or a process that is creating the link: the epoch
+    /// distinguishes it from all others.
     pub(crate) fn spare_path(&self, pool: PoolId, epoch: u64) -> PathBuf {
         self.dir.join(format!("{}-{epoch:016x}", file_name(&self.link, Some(pool))))
     }
 
-    /// Makes a segment with its header, without a name yet.
+    /// Creates a segment with its header, without a name yet.
     pub(crate) fn create(&self, header: Header) -> Result<Segment> {
         let name = file_name(&self.link, header.pool);
         let bytes = self.rounded(header.bytes());
@@ -81,13 +81,13 @@ impl Store {
         };
         let made = made.map_err(|source| self.refused(&name, source))?;
         if self.backing == Backing::Memfd {
-            // It is not opened by name, but later hosts of the link read from it which users may connect.
+            // The file is not opened by name, but later hosts of the link read from it which users may connect.
             file::set_mode(&made, self.file_mode).map_err(|source| self.refused(&name, source))?;
         }
         made.set_len(bytes).map_err(|source| self.refused(&name, source))?;
         if self.huge_pages == HugePages::Transparent {
-            // Advice: what it fails for stays on small pages, and a lack of room is reported below. Before the file has pages:
-            // afterwards each of them would be copied.
+            // A hint: on failure the segment stays on small pages, and lack of memory is reported below. This comes
+            // before the file has pages, because later each of them would be copied.
             let _ = huge::collapse(&made, bytes);
         }
         file::reserve(&made, bytes).map_err(|source| match source.raw_os_error() {
@@ -110,7 +110,7 @@ impl Store {
         Ok(Segment { memory, header, is_new: true, file: Some(made) })
     }
 
-    /// Huge pages come whole.
+    /// Rounds a size up to whole huge pages, if the segment has them.
     fn rounded(&self, bytes: u64) -> u64 {
         if self.huge_pages == HugePages::Hugetlb {
             bytes.next_multiple_of(super::layout::HUGE_PAGE_BYTES)
@@ -119,7 +119,7 @@ impl Store {
         }
     }
 
-    /// Opens a named segment. `None`: there is no such file.
+    /// Opens a named segment. `None` if the file does not exist.
     pub(crate) fn open(&self, pool: Option<PoolId>) -> Result<Option<Segment>> {
         self.open_at(&self.path(pool), pool)
     }
@@ -129,8 +129,8 @@ impl Store {
         self.find_pool(pool, epoch, |path| self.open_at(path, Some(pool)), |segment| &segment.header)
     }
 
-    /// The pool of a link with this epoch as `open` opens it: under its usual name, or under its spare one when the usual name
-    /// is another file's.
+    /// Finds the pool of a link with this epoch by `open`: under its usual name, or under its spare name if another
+    /// file has the usual one.
     pub(crate) fn find_pool<S>(
         &self,
         pool: PoolId,
@@ -162,7 +162,7 @@ impl Store {
         match file::open(path, true) {
             Ok(file) => self.check(file, &path.display().to_string(), pool).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // A link, a directory, a socket: whatever it is, we did not put it there.
+            // Not a regular file: shmesh did not create it.
             Err(error)
                 if matches!(error.raw_os_error(), Some(errno::ELOOP | errno::EISDIR | errno::ENXIO)) =>
             {
@@ -175,11 +175,11 @@ impl Store {
         }
     }
 
-    /// Checks and maps a segment that came from somewhere else.
+    /// Checks and maps a segment that another process passed to this one.
     pub(crate) fn check(&self, file: File, what: &str, pool: Option<PoolId>) -> Result<Segment> {
         let header = self.header(&file, what, pool)?;
         let bytes = file.metadata().map_err(|source| self.refused(what, source))?.len();
-        // Costs nothing where pages exist; a sparse file on a full tmpfs would be a bus error later.
+        // Costs nothing where pages exist; a sparse file on a full tmpfs would cause a bus error later.
         file::reserve(&file, bytes).map_err(|source| self.refused(what, source))?;
         let memory = self.map(&file, what, bytes)?;
         Ok(Segment { memory, header, is_new: false, file: Some(file) })
@@ -216,7 +216,8 @@ impl Store {
         let map =
             file::map(file.as_fd(), bytes, self.prefault).map_err(|source| self.refused(what, source))?;
         if self.huge_pages == HugePages::Transparent {
-            // Advice: on a node whose shmem_enabled is `never` it changes nothing, and the creator's collapse is all.
+            // A hint: on a node whose shmem_enabled is `never` it changes nothing, and only the creator's collapse has
+            // an effect.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         if self.lock_memory {
@@ -238,7 +239,7 @@ impl Store {
         })
     }
 
-    /// The error of a segment whose file was truncated after it was mapped.
+    /// The error for a segment whose file was truncated after it was mapped.
     pub(crate) fn truncated(&self, pool: Option<PoolId>) -> Error {
         let what = self.path(pool).display().to_string();
         let why = "its file was truncated while it was in use";

@@ -1,7 +1,7 @@
-//! Bells: named datagram sockets that only wake. Each byte that waits in one is one signal.
+//! Bells: named datagram sockets that only wake up their owner. Each queued byte is one signal.
 //!
-//! Neither end can make the other wait. A FIFO could: writing to one takes a lock that another writer holds for as long as
-//! it likes, by writing from a page of its own that does not arrive.
+//! Neither end can make the other wait. A FIFO could: writing to one takes a lock that another writer can hold for any
+//! time, by writing from a page of its own file system that is never served.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ fn datagram_socket() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, SockType::Datagram, flags, None)?)
 }
 
-/// The end that is woken: readable while it has been rung.
+/// The owner's end of a bell: readable while it has signals.
 ///
 /// ```
 /// use shmesh_sys::bell::{Bell, Ringer};
@@ -34,15 +34,15 @@ fn datagram_socket() -> io::Result<OwnedFd> {
 pub struct Bell(OwnedFd);
 
 impl Bell {
-    /// Creates the bell at `path`, for the users that `mode` lets write. It belongs to `group` if the caller is in that group.
-    /// The name stays when the bell is dropped.
+    /// Creates the bell at `path`, for the users that `mode` lets write. It belongs to `group` if the caller is in that
+    /// group. The file stays when the bell is dropped.
     ///
     /// # Errors
-    /// Something is at `path` already (`AddrInUse`), the path is longer than 107 bytes, or the directory cannot be written.
+    /// The path exists (`AddrInUse`) or is longer than 107 bytes, or the directory cannot be written.
     pub fn create(path: &Path, mode: u32, group: Option<u32>) -> io::Result<Self> {
         let fd = datagram_socket()?;
         bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-        // Refused where the group is not mapped in this user namespace: then `mode` alone says who may ring.
+        // Refused if the group is not mapped in this user namespace: then `mode` alone decides who may ring.
         let _ = std::os::unix::fs::lchown(path, None, group);
         let allowed = std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode));
         if let Err(error) = allowed {
@@ -52,15 +52,15 @@ impl Bell {
         Ok(Self(fd))
     }
 
-    /// Takes one signal; `false` if there is none.
+    /// Takes one signal. Returns `false` if there is none.
     ///
     /// # Errors
-    /// None in normal use.
+    /// Never fails in normal use.
     pub fn take(&self) -> io::Result<bool> {
         self.take_byte().map(|byte| byte.is_some())
     }
 
-    /// Takes one signal, and the byte that was sent with it, which any process may have chosen.
+    /// Takes one signal, and returns the byte that was sent with it, which any process may have chosen.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -80,27 +80,27 @@ impl AsFd for Bell {
     }
 }
 
-/// The end that rings.
+/// The end of a bell that rings it.
 #[derive(Debug)]
 pub struct Ringer(OwnedFd);
 
 impl Ringer {
-    /// Connects to the bell at `path`. `NotFound`, `ConnectionRefused` and a few others say that there is none
-    /// ([`is_absent`]).
+    /// Connects to the bell at `path`. For `NotFound`, `ConnectionRefused` and a few other errors, [`is_absent`]
+    /// returns true.
     ///
     /// # Errors
-    /// There is no bell, this user may not ring it, or there are no descriptors left.
+    /// There is no bell, this user may not ring it, or no descriptors are left.
     pub fn open(path: &Path) -> io::Result<Self> {
         let fd = datagram_socket()?;
         connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
         Ok(Self(fd))
     }
 
-    /// Makes the bell readable. Never blocks: when signals wait there already that the bell has no room for more, this one
-    /// adds nothing. `net.unix.max_dgram_qlen` (10 unless configured) says how many it has room for.
+    /// Makes the bell readable. Never blocks: if the bell's queue is full, this signal is dropped, because others are
+    /// pending. `net.unix.max_dgram_qlen` (10 by default) is the length of the queue.
     ///
     /// # Errors
-    /// None in normal use; a bell whose owner has ended is no error.
+    /// Never fails in normal use; a bell whose owner has ended is not an error.
     pub fn ring(&self) -> io::Result<()> {
         self.ring_with(1)
     }
@@ -108,7 +108,7 @@ impl Ringer {
     /// As [`ring`](Self::ring), with a byte for the owner.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ring`](Self::ring).
     pub fn ring_with(&self, byte: u8) -> io::Result<()> {
         loop {
             match send(self.0.as_raw_fd(), &[byte], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
@@ -123,10 +123,10 @@ impl Ringer {
     }
 }
 
-/// Rings the bell of which the caller has the end that is woken: for what came before there was a bell.
+/// Rings the caller's own bell, for events from before the bell existed.
 ///
 /// # Errors
-/// As [`Ringer::open`]; its name was removed.
+/// As [`Ringer::open`], for example if its name was removed.
 ///
 /// ```
 /// use shmesh_sys::bell::{self, Bell};
@@ -143,7 +143,7 @@ pub fn ring_own(bell: BorrowedFd<'_>) -> io::Result<()> {
     Ringer::open(path)?.ring()
 }
 
-/// Whether [`Ringer::open`] failed because there is no bell: its owner has ended, or something else is there.
+/// Whether [`Ringer::open`] failed because there is no bell: its owner has ended, or another file is there.
 #[must_use]
 pub fn is_absent(error: &io::Error) -> bool {
     matches!(

@@ -1,11 +1,12 @@
-//! `pthread_cancel` unwinds a thread out of the system call that it is in, and nothing may unwind through a library in Rust:
-//! that ends the process. So the C interfaces keep a thread from being cancelled while it is in a call.
+//! Protection against `pthread_cancel`, which unwinds a thread out of a system call: unwinding through Rust code would
+//! abort the process. So the C interfaces disable cancellation of a thread while it is in a call.
 #![expect(unsafe_code, reason = "libc has no pthread_setcancelstate")]
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
 
-/// What `poll(2)` takes, for interfaces that sleep in it where a thread may be cancelled, and its event "readable".
+/// The structure of `poll(2)` and its event "readable", for interfaces that sleep in it where a thread may be
+/// cancelled.
 pub use libc::{POLLIN, pollfd as PollFd};
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
@@ -14,7 +15,7 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// While it lives, this thread is not cancelled.
+/// A guard that disables cancellation of this thread.
 ///
 /// ```
 /// let uncancelled = shmesh_sys::cancel::Uncancelled::new();
@@ -24,17 +25,17 @@ unsafe extern "C" {
 #[derive(Debug)]
 pub struct Uncancelled {
     before: c_int,
-    /// It stays in its thread.
+    /// Keeps the guard in its thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Uncancelled {
-    /// Disables cancellation until dropped.
+    /// Disables cancellation until the guard is dropped.
     #[expect(clippy::new_without_default, reason = "a guard is made on purpose")]
     #[must_use]
     pub fn new() -> Self {
         let mut before = 0;
-        // SAFETY: of this thread alone; the place is this function's own.
+        // SAFETY: affects this thread only; the pointer is to a local variable.
         unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
         Self { before, of_this_thread: PhantomData }
     }
@@ -42,7 +43,7 @@ impl Uncancelled {
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: what `new` found.
+        // SAFETY: restores the state that `new` has read.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
     }
 }

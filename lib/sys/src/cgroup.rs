@@ -1,13 +1,13 @@
-//! How much memory the cgroups of this process still allow, and the machine has.
+//! Free memory of the cgroups of this process and of the machine.
 //!
-//! Shared memory beyond that does not fail: the kernel kills the process that touches it, `fallocate` included. So the
-//! question must be asked before.
+//! Allocating shared memory beyond that does not fail: the kernel kills the process that touches it, even in
+//! `fallocate`. So it must be checked before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that can still be charged to this process, by the tightest of its memory cgroups and by what the machine has;
-/// `None` when nothing of it can be read.
+/// Bytes that can still be charged to this process, by the tightest of its memory cgroups and the free memory of the
+/// machine. `None` if neither can be read.
 ///
 /// ```
 /// match shmesh_sys::cgroup::room_bytes() {
@@ -23,7 +23,7 @@ pub fn room_bytes() -> Option<u64> {
     allowed.into_iter().chain(there).min()
 }
 
-/// What the machine has, swap included: a memfd has no other limit.
+/// Available memory of the machine, including swap: a memfd has no other limit.
 fn room_of_machine(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -50,7 +50,8 @@ fn room_below(root: &Path, membership: &str) -> Option<u64> {
         .min()
 }
 
-/// The least room on the way from `root` to `root/path`. Levels that a private cgroup namespace hides are skipped.
+/// The minimum of all levels on the way from `root` to `root/path`. Levels that a private cgroup namespace hides are
+/// skipped.
 fn tightest(root: PathBuf, path: &str, version: Version) -> Option<u64> {
     let mut levels = vec![root.clone()];
     let mut level = root;
@@ -64,7 +65,7 @@ fn tightest(root: PathBuf, path: &str, version: Version) -> Option<u64> {
 /// The two layouts of the memory controller.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Version {
-    /// A tree of its own for each controller.
+    /// A separate tree for each controller (version 1).
     V1,
     /// The unified hierarchy (version 2).
     V2,
@@ -73,16 +74,16 @@ pub enum Version {
 /// One level of the memory hierarchy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Level {
-    /// The limit, if there is one.
+    /// The limit in bytes; `None` if there is none.
     pub limit: Option<u64>,
     /// Bytes that are charged.
     pub used: u64,
-    /// Page cache among them, which the kernel drops before it kills. Shared memory is not among it.
+    /// The page cache in `used`, which the kernel drops before it kills. Shared memory is not part of it.
     pub reclaimable: u64,
 }
 
 impl Level {
-    /// Reads the level with this directory; `None` where it has no memory files, as the root of version 2.
+    /// Reads the level with this directory. `None` if it has no memory files, as the root of version 2.
     #[must_use]
     pub fn read(dir: &Path, version: Version) -> Option<Self> {
         let text = |name: &str| fs::read_to_string(dir.join(name)).ok();
@@ -91,32 +92,33 @@ impl Level {
             Version::V2 => ("memory.max", "memory.current"),
         };
         let details = text("memory.stat").unwrap_or_default();
-        // Version 1 tells the smallest limit of all ancestors, also of those that cannot be seen from here: the pod's.
+        // Version 1 reports the smallest limit of all ancestors, even of those that are not visible here, such as the
+        // pod's.
         let above = stat(&details, "hierarchical_memory_limit").filter(|limit| *limit < NO_LIMIT);
         let limit = parse_limit(&text(limit)?).into_iter().chain(above).min();
-        // Version 1 counts those below this level under "total_".
+        // Version 1 counts those below this level with the prefix "total_".
         let cache = ["active_file", "inactive_file"].iter().map(|name| {
             stat(&details, &format!("total_{name}")).or_else(|| stat(&details, name)).unwrap_or(0)
         });
         Some(Self { limit, used: text(used)?.trim().parse().ok()?, reclaimable: cache.sum() })
     }
 
-    /// What may still be charged before the kernel kills; `None` without a limit.
+    /// Bytes that can still be charged before the kernel kills; `None` without a limit.
     #[must_use]
     pub fn room(&self) -> Option<u64> {
         Some(self.limit?.saturating_sub(self.used.saturating_sub(self.reclaimable)))
     }
 }
 
-/// Version 1 writes "no limit" as the largest page-aligned number; anything near it is none.
+/// The threshold for "no limit": version 1 writes the largest page-aligned number, and anything near it counts.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// A limit as the kernel writes it: `max` (version 2) or a number.
+/// Parses a limit as the kernel writes it: `max` (version 2) or a number.
 fn parse_limit(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|limit| *limit < NO_LIMIT)
 }
 
-/// `key value` in `memory.stat`.
+/// The value of a key in `memory.stat`.
 fn stat(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }

@@ -1,8 +1,8 @@
-//! Closes descriptors that an untrusted peer has sent, without blocking.
+//! Closing descriptors that an untrusted peer has sent, without blocking.
 //!
-//! A close can block for as long as the peer chose: a socket with `SO_LINGER` and unsent data, or a connection in whose queue
-//! such a socket lies. The kernel does not linger for a process that exits. So a child process takes copies, this process closes
-//! its own, which are then not the last ones, and the child is killed.
+//! A close can block for as long as the peer wants: a socket with `SO_LINGER` and unsent data, or a connection that has
+//! such a socket in its queue. The kernel does not linger for a process that exits. So a child process takes copies,
+//! this process closes its own descriptors, which are then not the last ones, and the child is killed.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use crate::socket::Unread;
 
-/// How long the child may take to empty the queues of connections. Beyond that, their peers get a reset.
+/// Time limit for the child to empty the queues of connections. Beyond that, their peers get a reset.
 const DRAIN_LIMIT: Duration = Duration::from_millis(20);
 const DRAIN_STEP: Duration = Duration::from_micros(500);
 
@@ -33,7 +33,8 @@ const DRAIN_STEP: Duration = Duration::from_micros(500);
 #[must_use = "dropping it leaks the descriptors"]
 pub struct Lingering {
     fds: ManuallyDrop<Vec<OwnedFd>>,
-    /// Connections that are over. Their queues are emptied first, so that their peers read what was last sent to them.
+    /// Connections that are over. Their queues are emptied first, so that their peers can read the last packets that
+    /// were sent to them.
     connections: ManuallyDrop<Vec<OwnedFd>>,
 }
 
@@ -53,16 +54,16 @@ impl From<Unread> for Lingering {
 }
 
 impl Lingering {
-    /// Whether there is nothing to close.
+    /// Whether there are no descriptors to close.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.fds.is_empty() && self.connections.is_empty()
     }
 
-    /// Closes all of them, within some 20 ms.
+    /// Closes all descriptors, within about 20 ms.
     ///
     /// # Errors
-    /// No child process can be created (`EAGAIN`, `ENOMEM`). Nothing is closed then.
+    /// No child process can be created (`EAGAIN`, `ENOMEM`). Then nothing is closed.
     pub fn close(&mut self) -> io::Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -80,7 +81,8 @@ impl Lingering {
     }
 }
 
-/// Waits until the child has emptied the queues and stopped, up to the limit: closing what it takes out may linger.
+/// Waits until the child has emptied the queues and stopped, up to the limit: closing descriptors from the queues may
+/// linger.
 fn until_stopped(child: Pid) {
     for _ in 0..DRAIN_LIMIT.as_micros() / DRAIN_STEP.as_micros() {
         match waitpid(child, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
@@ -90,18 +92,18 @@ fn until_stopped(child: Pid) {
     }
 }
 
-/// Makes a child process that has copies of all descriptors, empties the queues of `connections` and then stops itself. It ends
-/// when it is killed, or with the calling thread. Returns its process id.
+/// Creates a child process that has copies of all descriptors, empties the queues of `connections` and then stops
+/// itself. It ends when it is killed, or with the calling thread. Returns its process id.
 #[expect(unsafe_code, reason = "nix has no fork without handlers")]
 fn fork_holder(connections: &[OwnedFd]) -> io::Result<i32> {
-    // SAFETY: no memory is given up by the call.
+    // SAFETY: the call does not access memory.
     let parent = unsafe { libc::getpid() };
     // SAFETY: as fork(2): the child has copies of everything and one thread. It makes system calls only, on its own stack, and never
     // returns. Not `fork(3)`, whose handlers are for children that continue.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
     match i32::try_from(child) {
         Ok(0) => {
-            // SAFETY: system calls with values that live here.
+            // SAFETY: system calls with local values.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() != parent {
@@ -120,10 +122,11 @@ fn fork_holder(connections: &[OwnedFd]) -> io::Result<i32> {
     }
 }
 
-/// Takes all packets out of a queue without room for their descriptors, which the kernel closes then.
+/// Discards all packets of a queue. Without room for their descriptors, the kernel closes these.
 ///
 /// # Safety
-/// None: it makes one system call on a number. It is `unsafe` because callers are children of a process with threads.
+/// None: it makes one system call on a number. It is `unsafe` because it is called in children of a process with
+/// threads.
 #[expect(unsafe_code, reason = "only calls that are safe after a fork")]
 unsafe fn drain(connection: i32) {
     loop {

@@ -1,4 +1,5 @@
-//! Directories that others write to, by descriptor: no link is followed, and nothing is opened but directories.
+//! Access by descriptor to directories that others can write: symbolic links are not followed, and only directories are
+//! opened.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,20 +15,20 @@ use crate::errno::Errno;
 
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
-/// What a name in a directory is, links not followed.
+/// Metadata of a name in a directory; symbolic links are not followed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// The file system that it is on.
+    /// The device number of its file system.
     pub device: u64,
     /// Whether it is a directory.
     pub is_dir: bool,
     /// Bytes that it takes on the file system.
     pub bytes: u64,
-    /// How many names it has.
+    /// Number of its names (hard links).
     pub names: u64,
-    /// Seconds since 1970 when its content changed.
+    /// Time of the last change of its content, in seconds since 1970.
     pub modified: i64,
-    /// Seconds since 1970 when its content, mode, owner or names changed.
+    /// Time of the last change of its content, mode, owner or names, in seconds since 1970.
     pub changed: i64,
 }
 
@@ -45,10 +46,10 @@ impl From<FileStat> for Entry {
     }
 }
 
-/// Opens a directory, and not what a link with this name leads to.
+/// Opens a directory. A symbolic link is refused.
 ///
 /// # Errors
-/// What `openat(2)` says; `ELOOP` or `ENOTDIR` for a link.
+/// The error of `openat(2)`; `ELOOP` or `ENOTDIR` for a symbolic link.
 pub fn open(path: &Path) -> Result<OwnedFd, Errno> {
     openat(AT_FDCWD, path, FLAGS | OFlag::O_NOFOLLOW, Mode::empty())
 }
@@ -61,7 +62,7 @@ pub fn open_at(directory: &impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     openat(directory, name, FLAGS | OFlag::O_NOFOLLOW, Mode::empty())
 }
 
-/// Opens a directory to change its mode and owner: a file, so that the standard library can do that.
+/// Opens a directory as a file of the standard library, to change its mode and owner.
 ///
 /// # Errors
 /// As [`open`].
@@ -69,23 +70,24 @@ pub fn open_as_file(path: &Path) -> io::Result<std::fs::File> {
     Ok(open(path)?.into())
 }
 
-/// What an open file or directory is.
+/// Metadata of an open file or directory.
 ///
 /// # Errors
-/// None in normal use.
+/// Never fails in normal use.
 pub fn look(fd: &impl AsFd) -> Result<Entry, Errno> {
     fstat(fd).map(Entry::from)
 }
 
-/// What a name in an open directory is.
+/// Metadata of a name in an open directory.
 ///
 /// # Errors
-/// There is none (`ENOENT`), or the directory cannot be searched.
+/// The name does not exist (`ENOENT`), or the directory cannot be searched.
 pub fn look_at(directory: &impl AsFd, name: &CStr) -> Result<Entry, Errno> {
     fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW).map(Entry::from)
 }
 
-/// Calls `each` with the names in an open directory until it gives `false`. A directory that cannot be read has no names.
+/// Calls `each` with the names in an open directory until it returns `false`. A directory that cannot be read has no
+/// names.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -111,10 +113,10 @@ pub fn names(directory: &impl AsFd, mut each: impl FnMut(&CStr) -> bool) {
     }
 }
 
-/// Removes a name that is not a directory's.
+/// Removes a name that is not a directory.
 ///
 /// # Errors
-/// What `unlinkat(2)` says.
+/// The error of `unlinkat(2)`.
 pub fn remove_file_at(directory: &impl AsFd, name: &CStr) -> Result<(), Errno> {
     unlinkat(directory, name, UnlinkatFlags::NoRemoveDir)
 }
@@ -122,7 +124,7 @@ pub fn remove_file_at(directory: &impl AsFd, name: &CStr) -> Result<(), Errno> {
 /// Removes an empty directory.
 ///
 /// # Errors
-/// `ENOTEMPTY` or `EEXIST` when it is not empty; what `unlinkat(2)` says.
+/// `ENOTEMPTY` or `EEXIST` if it is not empty; other errors of `unlinkat(2)`.
 pub fn remove_dir_at(directory: &impl AsFd, name: &CStr) -> Result<(), Errno> {
     unlinkat(directory, name, UnlinkatFlags::RemoveDir)
 }
@@ -130,7 +132,7 @@ pub fn remove_dir_at(directory: &impl AsFd, name: &CStr) -> Result<(), Errno> {
 /// Moves a name from one open directory to another.
 ///
 /// # Errors
-/// What `renameat(2)` says.
+/// The error of `renameat(2)`.
 pub fn rename_at(from: &impl AsFd, name: &CStr, to: &impl AsFd, new: &CStr) -> Result<(), Errno> {
     renameat(from, name, to, new)
 }

@@ -1,11 +1,11 @@
-//! Epoll instances: one descriptor that is readable while any of several is.
+//! Epoll instances: one descriptor that is readable while any descriptor of a set is.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::epoll::{EpollCreateFlags, EpollEvent, EpollFlags};
 
-/// A set of descriptors, that can itself be given to poll, epoll or an event loop.
+/// A set of descriptors that can itself be given to poll, epoll or an event loop.
 ///
 /// ```
 /// use std::io::Write;
@@ -32,15 +32,15 @@ impl Epoll {
         Ok(Self(nix::sys::epoll::Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?))
     }
 
-    /// Watches `fd` for input, and for its end.
+    /// Watches `fd` for input and hang-up.
     ///
     /// # Errors
-    /// It is in the set already, or cannot be watched.
+    /// The descriptor is in the set already, or cannot be watched.
     pub fn add(&self, fd: &impl AsFd) -> io::Result<()> {
         Ok(self.0.add(fd.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?)
     }
 
-    /// Watches `fd` no more. One that is not in the set is left alone.
+    /// Stops watching `fd`. Does nothing if it is not in the set.
     pub fn remove(&self, fd: &impl AsFd) {
         let _ = self.0.delete(fd.as_fd());
     }

@@ -1,4 +1,4 @@
-//! Error numbers, for matching on what [`io::Error::raw_os_error`](std::io::Error::raw_os_error) gives.
+//! Error numbers, for matching on the result of [`io::Error::raw_os_error`](std::io::Error::raw_os_error).
 
 pub use libc::{
     EACCES, EADDRINUSE, EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, EEXIST, EFBIG, EIDRM, EINTR, EINVAL,
@@ -13,19 +13,19 @@ pub fn set(number: i32) {
     Errno::set_raw(number);
 }
 
-/// The error number of an error; `UnknownErrno` for one that is not the kernel's.
+/// The error number of an error; `UnknownErrno` if it is not from the kernel.
 #[must_use]
 pub fn of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(0))
 }
 
-/// Whether an error says that this process or the system has no descriptors or memory left, which passes by itself.
+/// Whether an error means that this process or the system temporarily has no descriptors or memory left.
 #[must_use]
 pub fn is_exhausted(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM))
 }
 
-/// Whether an error says that there is no room for a file or for memory.
+/// Whether an error means that there is no room for a file or for memory.
 #[must_use]
 pub fn is_no_space(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(ENOSPC | ENOMEM | EFBIG))

@@ -14,7 +14,7 @@ use crate::poll::{self, Watch};
 pub struct Doorbell(OwnedFd);
 
 impl Doorbell {
-    /// A new one, not signalled.
+    /// Creates an eventfd without a signal.
     ///
     /// # Errors
     /// The process or the system has no descriptors left.
@@ -23,7 +23,7 @@ impl Doorbell {
         Ok(Self(EventFd::from_value_and_flags(0, flags)?.into()))
     }
 
-    /// Takes over one that came from another process.
+    /// Wraps an eventfd that another process sent.
     pub fn from_fd(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -31,7 +31,7 @@ impl Doorbell {
     /// Adds one to the counter.
     ///
     /// # Errors
-    /// None in normal use. A counter at its maximum is not an error: the other side has plenty to wake up for.
+    /// Never fails in normal use. A counter at its maximum is not an error, because many signals are pending.
     pub fn signal(&self) -> io::Result<()> {
         match nix::unistd::write(&self.0, &1_u64.to_ne_bytes()) {
             Ok(_) | Err(Errno::EAGAIN) => Ok(()),
@@ -39,7 +39,7 @@ impl Doorbell {
         }
     }
 
-    /// Takes one signal; `false` when there is none.
+    /// Takes one signal. Returns `false` if there is none.
     ///
     /// # Errors
     /// The descriptor is not an eventfd.
@@ -52,7 +52,7 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps until it is signalled, or until `deadline`. `false`: the time is over. Takes no signal.
+    /// Sleeps until there is a signal. Returns `false` at `deadline`. Takes no signal.
     ///
     /// # Errors
     /// The kernel refuses to poll.
@@ -67,7 +67,7 @@ impl AsFd for Doorbell {
     }
 }
 
-/// A blocking eventfd in semaphore mode, as a peer that waits in `read` needs it.
+/// Creates a blocking eventfd in semaphore mode, for a peer that waits in `read`.
 ///
 /// # Errors
 /// The process or the system has no descriptors left.
@@ -75,17 +75,17 @@ pub fn blocking() -> io::Result<OwnedFd> {
     Ok(EventFd::from_value_and_flags(0, EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC)?.into())
 }
 
-/// Whether a descriptor that came from another process is an eventfd. Writing to anything else could block, or end this process
-/// with a signal.
+/// Whether a descriptor from another process is an eventfd. Writing to anything else could block, or kill this process
+/// by a signal.
 ///
 /// # Errors
-/// `/proc` is not there.
+/// `/proc` is not mounted.
 pub fn is_eventfd(fd: &impl AsFd) -> io::Result<bool> {
     let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))?;
     Ok(name.as_os_str() == "anon_inode:[eventfd]")
 }
 
-/// Whether one can be added to a blocking eventfd without waiting.
+/// Whether a blocking eventfd can be incremented without waiting.
 ///
 /// # Errors
 /// The kernel refuses to poll.
@@ -93,12 +93,12 @@ pub fn has_room(fd: &impl AsFd) -> io::Result<bool> {
     Ok(poll::wait(&mut [Watch::writable(fd)], Some(Instant::now()))? > 0)
 }
 
-/// Adds one. Waits while the counter of a blocking eventfd is full.
+/// Adds one to a blocking eventfd. Waits while its counter is full.
 ///
 /// # Errors
 /// The descriptor is not an eventfd.
 pub fn post(fd: &impl AsFd) -> io::Result<()> {
-    // Unlike `preadv2` for reading, no kernel has a write to an eventfd that does not block for one call alone.
+    // There is `preadv2` for reading without blocking, but no kernel has the same for writing to an eventfd.
     loop {
         match nix::unistd::write(fd, &1_u64.to_ne_bytes()) {
             Ok(_) | Err(Errno::EAGAIN) => return Ok(()),
@@ -108,14 +108,15 @@ pub fn post(fd: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Takes one from a blocking eventfd without waiting; `false` when there is none. Threads may race for the last one.
+/// Takes one signal from a blocking eventfd without waiting. Returns `false` if there is none. Threads may compete for
+/// the last one.
 ///
 /// # Errors
 /// The descriptor is not an eventfd.
 pub fn take(fd: &impl AsFd) -> io::Result<bool> {
     let mut value = [0_u8; 8];
     let part = libc::iovec { iov_base: value.as_mut_ptr().cast(), iov_len: value.len() };
-    // SAFETY: one part of 8 bytes that lives until the call returns; an offset of -1 means the place of the file.
+    // SAFETY: one part of 8 bytes that lives until the call returns; an offset of -1 means the current position.
     #[expect(unsafe_code, reason = "nix has no preadv2")]
     let read = unsafe { libc::preadv2(fd.as_fd().as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
     match Errno::result(read) {

@@ -1,4 +1,4 @@
-//! Files that hold segments, named ones on tmpfs and memfds: made, reserved, sealed, mapped and locked.
+//! Files that hold segments, named ones on tmpfs and memfds: created, reserved, sealed, mapped and locked.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -17,13 +17,13 @@ use nix::sys::stat::{SFlag, fstat, major};
 use crate::errno::Errno;
 use crate::signal::Blocked;
 
-/// The greatest length of a name in a directory.
+/// Maximum length of a name in a directory.
 const MAX_NAME_BYTES: usize = 255;
 
-/// A file without a name in `dir`, for [`publish`]: it disappears with us unless it is finished.
+/// Creates a file without a name in `dir`, for [`publish`]: it disappears with this process unless it is published.
 ///
 /// # Errors
-/// The file system has no `O_TMPFILE`, or the directory cannot be written.
+/// The file system does not support `O_TMPFILE`, or the directory cannot be written.
 pub fn unnamed(dir: &Path, mode: u32) -> io::Result<File> {
     let file = std::fs::OpenOptions::new()
         .read(true)
@@ -35,20 +35,20 @@ pub fn unnamed(dir: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives an unnamed file its name, unless that name is taken (`EEXIST`): `O_EXCL`, but with the content already complete.
+/// Gives an unnamed file its name, unless that name is taken (`EEXIST`): like `O_EXCL`, but with complete content.
 ///
 /// # Errors
-/// The name is taken (`AlreadyExists`); the file is of another file system.
+/// The name is taken (`AlreadyExists`), or is on another file system.
 pub fn publish(file: &File, path: &Path) -> io::Result<()> {
     let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     nix::unistd::linkat(AT_FDCWD, from.as_c_str(), AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW)?;
     Ok(())
 }
 
-/// Makes a file that must not exist yet, of `bytes` that are reserved at once. When that fails, no file stays.
+/// Creates a file that must not exist yet, and reserves `bytes` for it. On failure, no file remains.
 ///
 /// # Errors
-/// The name is taken (`AlreadyExists`); no room; what `open(2)` says.
+/// The name is taken (`AlreadyExists`); there is no room; other errors of `open(2)`.
 pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
     let file = create_empty(path, mode)?;
     let fill = || {
@@ -63,10 +63,10 @@ pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Makes an empty file that must not exist yet.
+/// Creates an empty file that must not exist yet.
 ///
 /// # Errors
-/// The name is taken (`AlreadyExists`); what `open(2)` says.
+/// The name is taken (`AlreadyExists`); other errors of `open(2)`.
 pub fn create_empty(path: &Path, mode: u32) -> io::Result<File> {
     std::fs::OpenOptions::new()
         .read(true)
@@ -77,10 +77,10 @@ pub fn create_empty(path: &Path, mode: u32) -> io::Result<File> {
         .open(path)
 }
 
-/// Makes or opens the file of a lock. A symbolic link is refused: it could lead anywhere.
+/// Opens a lock file, and creates it if it does not exist. A symbolic link is refused, because it could lead anywhere.
 ///
 /// # Errors
-/// What `open(2)` says.
+/// The error of `open(2)`.
 pub fn open_lock_file(path: &Path, mode: u32) -> io::Result<File> {
     std::fs::OpenOptions::new()
         .create(true)
@@ -91,10 +91,10 @@ pub fn open_lock_file(path: &Path, mode: u32) -> io::Result<File> {
         .open(path)
 }
 
-/// Opens an existing file, without waiting for anything. A symbolic link is refused: it could lead anywhere.
+/// Opens an existing file, without waiting. A symbolic link is refused, because it could lead anywhere.
 ///
 /// # Errors
-/// What `open(2)` says; `ELOOP` for a link, `ENXIO` for a socket.
+/// The error of `open(2)`; `ELOOP` for a symbolic link, `ENXIO` for a socket.
 pub fn open(path: &Path, write: bool) -> io::Result<File> {
     std::fs::OpenOptions::new()
         .read(true)
@@ -103,10 +103,10 @@ pub fn open(path: &Path, write: bool) -> io::Result<File> {
         .open(path)
 }
 
-/// Reserves `len` bytes: a full tmpfs is an error here and not a bus error later.
+/// Reserves `len` bytes, so that a full tmpfs is an error here and not a bus error later.
 ///
 /// # Errors
-/// What `fallocate(2)` says; `EFBIG` for more than a file can have.
+/// The error of `fallocate(2)`; `EFBIG` for more than a file can have.
 ///
 /// ```
 /// let file = tempfile::tempfile()?;
@@ -117,8 +117,8 @@ pub fn open(path: &Path, write: bool) -> io::Result<File> {
 /// ```
 pub fn reserve(file: &File, len: u64) -> io::Result<()> {
     let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-    // The kernel undoes all of a request that a signal interrupts, so in a process with a fast timer a large one would never
-    // end. Signals of this thread wait meanwhile.
+    // A signal interrupts the call, and the kernel undoes all of it, so a large reservation would never complete in a
+    // process with a fast timer. Signals of this thread stay pending meanwhile.
     let _blocked = Blocked::all();
     loop {
         match fallocate(file, FallocateFlags::empty(), 0, len) {
@@ -128,10 +128,10 @@ pub fn reserve(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// A memfd that can be sealed.
+/// Creates a memfd that can be sealed.
 ///
 /// # Errors
-/// A seccomp filter refuses, or no huge pages are there.
+/// A seccomp filter refuses, or no huge pages are available.
 pub fn memfd(name: &str, hugetlb: bool) -> io::Result<File> {
     let mut flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     if hugetlb {
@@ -140,16 +140,16 @@ pub fn memfd(name: &str, hugetlb: bool) -> io::Result<File> {
     Ok(File::from(memfd_create(CString::new(name)?.as_c_str(), flags)?))
 }
 
-/// Operations on a memfd that are forbidden forever, for all processes.
+/// A set of seals: operations on a memfd that are forbidden for ever, for all processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Seals(SealFlag);
 
 impl Seals {
-    /// Neither shrinking nor growing: the size is fixed, so that no peer can make readers fault.
+    /// No shrinking and no growing: the size is fixed, so no peer can make readers fault.
     pub const SIZE: Self = Self(SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW));
-    /// No new writable mappings and no writes; mappings that exist stay writable. Since Linux 5.1.
+    /// No new writable mappings and no writes; existing mappings stay writable. Since Linux 5.1.
     pub const FUTURE_WRITE: Self = Self(SealFlag::F_SEAL_FUTURE_WRITE);
-    /// Further seals are forbidden.
+    /// No further seals can be added.
     pub const FINAL: Self = Self(SealFlag::F_SEAL_SEAL);
 
     /// The union of both sets.
@@ -161,7 +161,7 @@ impl Seals {
     /// Adds these seals to a memfd.
     ///
     /// # Errors
-    /// It is no memfd that can be sealed, or has [`FINAL`](Self::FINAL).
+    /// The file is not a memfd that can be sealed, or has [`FINAL`](Self::FINAL).
     pub fn add_to(self, file: &impl AsFd) -> Result<(), Errno> {
         fcntl(file, FcntlArg::F_ADD_SEALS(self.0)).map(drop)
     }
@@ -169,19 +169,19 @@ impl Seals {
     /// The seals of a file.
     ///
     /// # Errors
-    /// It is no file that can have seals.
+    /// The file cannot have seals.
     pub fn of(file: &impl AsFd) -> io::Result<Self> {
         Ok(Self(SealFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GET_SEALS)?)))
     }
 
-    /// Whether all of `others` are among these.
+    /// Whether all of `others` are in this set.
     #[must_use]
     pub const fn contains(self, others: Self) -> bool {
         self.0.contains(others.0)
     }
 }
 
-/// Fixes the size of a memfd for good, so that no peer can make its readers fault.
+/// Fixes the size of a memfd for ever, so that no peer can make its readers fault.
 ///
 /// # Errors
 /// As [`Seals::add_to`].
@@ -195,10 +195,10 @@ pub fn is_size_sealed(fd: &impl AsFd) -> bool {
     Seals::of(fd).is_ok_and(|seals| seals.contains(Seals::SIZE))
 }
 
-/// What an open descriptor is, as far as memory is concerned.
+/// The kind of an open descriptor, as far as it matters for memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum DescriptorKind {
-    /// A file or a memfd of so many bytes.
+    /// A file or a memfd.
     Regular {
         /// Its size in bytes.
         size: u64,
@@ -212,7 +212,7 @@ pub enum DescriptorKind {
     Other,
 }
 
-/// What an open descriptor is.
+/// The kind of an open descriptor.
 ///
 /// # Errors
 /// Its file system cannot tell.
@@ -233,8 +233,8 @@ pub fn inode(fd: &impl AsFd) -> io::Result<u64> {
     Ok(fstat(fd)?.st_ino)
 }
 
-/// Whether a descriptor can be memory: one that can have seals, or a device. Unlike [`kind`], this asks no file system, which
-/// could be a stranger's own and never answer; and such a descriptor is closed at once.
+/// Whether a descriptor can be memory: a file that can have seals, or a device. Unlike [`kind`], this does not ask the
+/// file system, which may belong to an untrusted process and never answer; other descriptors should be closed.
 #[must_use]
 pub fn may_be_memory(fd: &OwnedFd) -> bool {
     Seals::of(fd).is_ok() || is_device(fd.as_fd())
@@ -244,18 +244,18 @@ pub fn may_be_memory(fd: &OwnedFd) -> bool {
 fn is_device(fd: BorrowedFd<'_>) -> bool {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the path is empty and ends with a zero; `stat` is as large as what the kernel fills, and lives until then.
+    // SAFETY: the path is empty and ends with a zero; `stat` has the size that the kernel fills, and lives until then.
     let done =
         unsafe { libc::statx(fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, stat.as_mut_ptr()) };
-    // SAFETY: all zeroes are a value, and what the kernel fills are numbers.
+    // SAFETY: all zeroes are a valid value, and the kernel fills numbers only.
     let mode = u32::from(unsafe { stat.assume_init() }.stx_mode);
     done == 0 && mode & libc::S_IFMT == libc::S_IFCHR
 }
 
-/// Makes reads and writes of a descriptor return at once. It is the open file that changes, for all who share it.
+/// Makes reads and writes of a descriptor non-blocking, for all processes that share the open file.
 ///
 /// # Errors
-/// None in normal use.
+/// Never fails in normal use.
 pub fn set_nonblocking(fd: &impl AsFd) -> io::Result<()> {
     fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     Ok(())
@@ -264,16 +264,16 @@ pub fn set_nonblocking(fd: &impl AsFd) -> io::Result<()> {
 /// Closes a descriptor in programs that this process executes.
 ///
 /// # Errors
-/// None in normal use.
+/// Never fails in normal use.
 pub fn set_close_on_exec(fd: &impl AsFd) -> io::Result<()> {
     fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     Ok(())
 }
 
-/// Writes all of `bytes` at an offset, where the descriptor stays where it was.
+/// Writes all of `bytes` at an offset, without changing the position of the descriptor.
 ///
 /// # Errors
-/// What `pwrite(2)` says.
+/// The error of `pwrite(2)`.
 pub fn write_at(fd: &impl AsFd, bytes: &[u8], offset: i64) -> io::Result<()> {
     let written = nix::sys::uio::pwrite(fd, bytes, offset)?;
     if written == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
@@ -282,7 +282,7 @@ pub fn write_at(fd: &impl AsFd, bytes: &[u8], offset: i64) -> io::Result<()> {
 /// Maps a whole file, shared and writable.
 ///
 /// # Errors
-/// No room for the mapping; `EFBIG` for more than an address space has.
+/// There is no room for the mapping; `EFBIG` for more than the address space.
 pub fn map(file: impl AsFd, len: u64, populate: bool) -> io::Result<memmap2::MmapRaw> {
     let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     let mut options = memmap2::MmapOptions::new();
@@ -293,10 +293,10 @@ pub fn map(file: impl AsFd, len: u64, populate: bool) -> io::Result<memmap2::Mma
     options.map_raw(file.as_fd().as_raw_fd())
 }
 
-/// `N` random bytes from the kernel.
+/// Returns `N` random bytes from the kernel.
 ///
 /// # Errors
-/// `/dev/urandom` is not there, or no descriptor is left.
+/// `/dev/urandom` does not exist, or no descriptor is left.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     use std::io::Read;
     let mut bytes = [0; N];
@@ -304,10 +304,10 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Gives a file its mode, whatever the umask of this process is.
+/// Sets the mode of a file, whatever the umask of this process.
 ///
 /// # Errors
-/// The file is not ours.
+/// The file belongs to another user.
 pub fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))
 }
@@ -320,15 +320,16 @@ pub fn mode_of(file: &File) -> io::Result<u32> {
     Ok(file.metadata()?.mode() & 0o777)
 }
 
-/// A file that is locked as a whole (`flock`), by this process and the children that share it. Unlocked when this is dropped.
+/// A file that is locked as a whole (`flock`), by this process and children that share it. It is unlocked when this is
+/// dropped.
 #[derive(Debug)]
 pub struct Locked(File);
 
 impl Locked {
-    /// Locks a file that no other opening has locked. Otherwise it comes back, with `WouldBlock`.
+    /// Locks a file that no other opening has locked. Otherwise returns the file with `WouldBlock`.
     ///
     /// # Errors
-    /// Another opening of the file has the lock (`WouldBlock`); `Interrupted`; what `flock(2)` says.
+    /// Another opening of the file has the lock (`WouldBlock`); `Interrupted`; other errors of `flock(2)`.
     ///
     /// ```
     /// use shmesh_sys::file::Locked;
@@ -355,22 +356,23 @@ impl Drop for Locked {
     }
 }
 
-/// How many processes may lock a byte at the same time.
+/// The mode of a lock on a byte.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ByteLock {
-    /// One opening of the file.
+    /// Only one opening of the file has the lock.
     Exclusive,
-    /// As many as like.
+    /// Any number of openings have the lock.
     Shared,
 }
 
-/// Removes the name of a file, if it is the file that `is_it` recognizes. `false`: the name is another file's, which keeps it.
+/// Removes the name of a file, if it is the file that `is_it` recognizes. Returns `false` if the name belongs to
+/// another file, which keeps it.
 ///
-/// Another process may give the name to another file between a look and the removal. So the file is moved aside first, looked at
-/// there, and moved back if it is the wrong one.
+/// Another process may give the name to another file between a check and the removal. So the file is moved aside first,
+/// checked there, and moved back if it is the wrong one.
 ///
 /// # Errors
-/// There is no such name, or this user may not remove it.
+/// The name does not exist, or this user may not remove it.
 ///
 /// ```
 /// use shmesh_sys::file::remove_exactly;
@@ -396,17 +398,18 @@ pub fn remove_exactly(path: &Path, is_it: impl Fn(&Path) -> bool) -> io::Result<
     std::fs::rename(path, &aside)?;
     let is_right = is_it(&aside);
     if !is_right {
-        // Refused when the name was given to yet another file meanwhile.
+        // Refused if the name was given to yet another file meanwhile.
         let _ = std::fs::hard_link(&aside, path);
     }
     std::fs::remove_file(&aside)?;
     Ok(is_right)
 }
 
-/// Locks one byte of a file, or changes the lock that this opening has on it; `false` if another opening's lock is in the way.
+/// Locks one byte of a file, or changes the lock that this opening has on it. Returns `false` if another opening has a
+/// conflicting lock.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_SETLK)` says.
+/// The error of `fcntl(F_OFD_SETLK)`.
 pub fn try_lock_byte(file: &impl AsFd, at: u32, lock: ByteLock) -> io::Result<bool> {
     let kind = match lock {
         ByteLock::Exclusive => libc::F_WRLCK,
@@ -415,11 +418,11 @@ pub fn try_lock_byte(file: &impl AsFd, at: u32, lock: ByteLock) -> io::Result<bo
     try_lock(file, &of_byte(at), kind)
 }
 
-/// As [`try_lock_byte`], exclusively, for all bytes of a range below `i64::MAX`. Other openings see where it begins:
+/// As [`try_lock_byte`], exclusively, for all bytes of a range below `i64::MAX`. Other openings can read its start with
 /// [`locked_from`].
 ///
 /// # Errors
-/// As there.
+/// As [`try_lock_byte`].
 pub fn try_lock_range(file: &impl AsFd, range: &Range<u64>) -> io::Result<bool> {
     try_lock(file, range, libc::F_WRLCK)
 }
@@ -432,12 +435,12 @@ fn try_lock(file: &impl AsFd, range: &Range<u64>, kind: i32) -> io::Result<bool>
     }
 }
 
-/// Frees the lock of a byte.
+/// Releases the lock of a byte.
 pub fn unlock_byte(file: &impl AsFd, at: u32) {
     unlock_range(file, &of_byte(at));
 }
 
-/// Frees the locks of a range.
+/// Releases the locks of a range.
 pub fn unlock_range(file: &impl AsFd, range: &Range<u64>) {
     let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&lock_of(range, libc::F_UNLCK)));
 }
@@ -445,7 +448,7 @@ pub fn unlock_range(file: &impl AsFd, range: &Range<u64>) {
 /// Whether another opening of the file has a lock on a byte.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_GETLK)` says.
+/// The error of `fcntl(F_OFD_GETLK)`.
 pub fn is_byte_locked(file: &impl AsFd, at: u32) -> io::Result<bool> {
     Ok(locked_from(file, &of_byte(at))?.is_some())
 }
@@ -453,15 +456,15 @@ pub fn is_byte_locked(file: &impl AsFd, at: u32) -> io::Result<bool> {
 /// Whether another opening of the file has an exclusive lock on a byte.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_GETLK)` says.
+/// The error of `fcntl(F_OFD_GETLK)`.
 pub fn is_byte_locked_exclusively(file: &impl AsFd, at: u32) -> io::Result<bool> {
     Ok(find_lock(file, &of_byte(at), libc::F_RDLCK)?.is_some())
 }
 
-/// Where a lock begins that another opening of the file has on a part of a range.
+/// The start of a lock that another opening of the file has on a part of a range.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_GETLK)` says.
+/// The error of `fcntl(F_OFD_GETLK)`.
 ///
 /// ```
 /// use shmesh_sys::file::{locked_from, try_lock_range};
@@ -475,7 +478,7 @@ pub fn locked_from(file: &impl AsFd, range: &Range<u64>) -> io::Result<Option<u6
     find_lock(file, range, libc::F_WRLCK)
 }
 
-/// Where a lock begins that stands in the way of one of this kind.
+/// The start of a lock that conflicts with one of this kind.
 fn find_lock(file: &impl AsFd, range: &Range<u64>, kind: i32) -> io::Result<Option<u64>> {
     let mut lock = lock_of(range, kind);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
@@ -494,7 +497,7 @@ pub(crate) fn lock_of(range: &Range<u64>, kind: i32) -> libc::flock {
         l_whence: short(libc::SEEK_SET),
         l_start: range.start.cast_signed(),
         l_len: (range.end - range.start).cast_signed(),
-        // The kernel wants 0 for locks that belong to the open file and not to the process.
+        // The kernel requires 0 for locks that belong to the open file and not to the process.
         l_pid: 0,
     }
 }

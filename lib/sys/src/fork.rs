@@ -1,4 +1,4 @@
-//! Forks: counting them, and files that a child must not keep.
+//! Counting forks, and files that a child must not keep.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// How often this process and its ancestors have forked since [`watch`]: a number that a child never shares with its parent.
+/// Number of forks of this process and its ancestors since [`watch`]: a child never has the same number as its parent.
 #[must_use]
 pub fn generation() -> usize {
     FORKS.load(Ordering::Relaxed)
@@ -17,8 +17,8 @@ pub fn generation() -> usize {
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler does only what may be done in a forked child of a process with threads: it reads and writes
-        // atomics, and calls open, dup3 and close.
+        // SAFETY: the handler does only what is allowed in a forked child of a process with threads: it reads and
+        // writes atomics, and calls open, dup3 and close.
         #[expect(unsafe_code, reason = "nix has no pthread_atfork")]
         unsafe {
             libc::pthread_atfork(None, None, Some(in_child));
@@ -26,10 +26,10 @@ pub fn watch() {
     });
 }
 
-/// Has `before` called before each fork of this process, and `after` behind it, in the parent and in the child: all three in the
-/// thread that forks.
+/// Registers functions around each fork of this process: `before` is called before it, and `after` after it, in the
+/// parent and in the child, all in the thread that forks.
 pub fn around(before: extern "C" fn(), after: extern "C" fn()) {
-    // SAFETY: functions of a library that is not unloaded before its handlers are removed, which the loader does.
+    // SAFETY: the functions belong to a library whose handlers the loader removes before it unloads the library.
     #[expect(unsafe_code, reason = "nix has no pthread_atfork")]
     unsafe {
         libc::pthread_atfork(Some(before), Some(after), Some(after));
@@ -41,8 +41,8 @@ extern "C" fn in_child() {
     replace_all();
 }
 
-/// A file whose copy in a forked child is `/dev/null`: so locks that belong to the open file end with this process, though a
-/// child of it lives. (A child that was not made by `fork(3)`, but by a system call of its own, keeps its copy.)
+/// A file whose copy in a forked child is `/dev/null`: locks that belong to the open file end with this process, even
+/// if a child lives on. (A child that was created by a system call instead of `fork(3)` keeps its copy.)
 ///
 /// ```
 /// let dir = tempfile::tempdir()?;
@@ -68,7 +68,7 @@ impl NotInherited {
 
 impl Drop for NotInherited {
     fn drop(&mut self) {
-        // Before the file is closed, and another may have its number.
+        // Before the file is closed, because another one may then get its number.
         self.place.store(NONE, Ordering::Release);
     }
 }
@@ -90,7 +90,7 @@ impl AsFd for NotInherited {
 const NONE: i32 = -1;
 const PLACES_PER_CHUNK: usize = 64;
 
-/// Numbers of descriptors, in a list that only grows: a child may read it whatever its parent's threads were doing.
+/// Numbers of descriptors, in a list that only grows: a child can read it whatever its parent's threads were doing.
 #[derive(Debug)]
 struct DescriptorChunk {
     places: [AtomicI32; PLACES_PER_CHUNK],
@@ -147,7 +147,7 @@ impl DescriptorChunk {
     }
 }
 
-/// Puts `/dev/null` in the place of each file: the numbers stay taken, so that the copies of their owners close what is theirs.
+/// Replaces each file by `/dev/null`: the numbers stay taken, so that the copies of their owners close the right files.
 #[expect(unsafe_code, reason = "only calls that are safe after a fork")]
 fn replace_all() {
     let mut null = NONE;
@@ -164,7 +164,7 @@ fn replace_all() {
                     null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
                 }
                 if null == NONE {
-                    // Better none than the parent's.
+                    // No file is better than the parent's.
                     libc::close(fd);
                 } else {
                     libc::dup3(null, fd, libc::O_CLOEXEC);

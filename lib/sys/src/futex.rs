@@ -8,9 +8,9 @@ use std::time::Duration;
 /// The reason why [`wait`] returned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Wait {
-    /// [`wake`] woke this thread, or the kernel did so for no reason: look at the word again.
+    /// [`wake`] woke this thread, or the wake-up was spurious: check the word again.
     Woken,
-    /// The word was not `expected` when the kernel looked.
+    /// The word differed from `expected` when the kernel read it.
     Changed,
     /// The timeout has passed.
     TimedOut,
@@ -18,10 +18,11 @@ pub enum Wait {
     Interrupted,
 }
 
-/// Sleeps while the low half of `word` is `expected`, until a [`wake`], a signal or the end of `timeout`; `None` is without limit.
+/// Sleeps while the low half of `word` is `expected`, until a [`wake`], a signal or the end of `timeout`; `None` means
+/// no limit.
 ///
-/// The kernel compares and goes to sleep in one step, so a `wake` after a store to the word is never lost. The futex is shared
-/// (not `FUTEX_PRIVATE_FLAG`): the other side may be another process with another mapping of the same memory.
+/// The kernel compares and goes to sleep in one step, so a `wake` after a store to the word is never lost. The futex is
+/// shared (not `FUTEX_PRIVATE_FLAG`), because the other side may be another process with its own mapping of the memory.
 ///
 /// # Errors
 /// The kernel or a seccomp filter refuses, or the page of the word was truncated away (`EFAULT`).
@@ -36,7 +37,7 @@ pub enum Wait {
 /// ```
 #[expect(unsafe_code, reason = "neither nix nor libc has a function for it")]
 pub fn wait(word: &AtomicU64, expected: u32, timeout: Option<Duration>) -> io::Result<Wait> {
-    // A time that the kernel cannot express is no limit.
+    // A time that the kernel cannot express means no limit.
     let timeout = timeout.and_then(|timeout| {
         let (seconds, nanos) = (timeout.as_secs().try_into().ok()?, timeout.subsec_nanos().into());
         Some(libc::timespec { tv_sec: seconds, tv_nsec: nanos })
@@ -56,13 +57,13 @@ pub fn wait(word: &AtomicU64, expected: u32, timeout: Option<Duration>) -> io::R
     }
 }
 
-/// What the kernel compares.
+/// The half of the word that the kernel compares.
 fn low_half(word: &AtomicU64) -> *const u32 {
     let half = word.as_ptr().cast::<u32>().cast_const();
     if cfg!(target_endian = "little") { half } else { half.wrapping_add(1) }
 }
 
-/// Wakes at most `count` threads that [`wait`] for the word, of any process; gives how many it woke.
+/// Wakes at most `count` threads, of any process, that [`wait`] for the word. Returns their number.
 ///
 /// # Errors
 /// The kernel or a seccomp filter refuses, or the page of the word was truncated away (`EFAULT`).

@@ -12,21 +12,21 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 
 use crate::errno::Errno;
 
-/// Of `linux/mman.h`; the libc crate has it for glibc only.
+/// From `linux/mman.h`; the libc crate defines it for glibc only.
 const MADV_COLLAPSE: i32 = 25;
 
-/// Bytes of a huge page where base pages have 4096. With larger base pages [`collapse`] is refused.
+/// Size of a huge page where base pages have 4096 bytes. With larger base pages [`collapse`] is refused.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const PAGE_BYTES: libc::off_t = 4096;
 
 /// Puts each whole 2 MiB of the first `len` bytes of a new file (a memfd, or on tmpfs) into a huge page.
 ///
-/// `MADV_COLLAPSE` does so also where the node's `shmem_enabled` is `never`. Call it before the file has its small pages:
-/// afterwards the kernel allocates all of them first and then copies each one, which takes 30 times as long.
+/// `MADV_COLLAPSE` works even if the node's `shmem_enabled` is `never`. Call it before the file has small pages:
+/// otherwise the kernel copies each of them, which takes 30 times as long.
 ///
 /// # Errors
-/// `EINVAL` before Linux 6.1, and with base pages of another size than 4096; `EAGAIN` or `ENOMEM` when no huge page is to be
-/// had; no room. The file is as good as before, with small pages where it has no huge ones.
+/// `EINVAL` before Linux 6.1, and if base pages do not have 4096 bytes; `EAGAIN` or `ENOMEM` if no huge page is
+/// available; no room. The file stays usable, with small pages where it has no huge ones.
 ///
 /// ```
 /// let file = shmesh_sys::file::memfd("huge", false)?;
@@ -38,7 +38,8 @@ const PAGE_BYTES: libc::off_t = 4096;
 pub fn collapse(file: &File, len: u64) -> io::Result<()> {
     let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     let Some(whole) = NonZeroUsize::new(len - len % HUGE_PAGE_BYTES) else { return Ok(()) };
-    // A range without any page is not collapsed. Reserved and not touched: on a full tmpfs a touch is a bus error.
+    // A range without any page is not collapsed. It is reserved and not touched, because a touch on a full tmpfs is a
+    // bus error.
     for offset in (0..whole.get()).step_by(HUGE_PAGE_BYTES) {
         let offset = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         while let Err(error) = fallocate(file, FallocateFlags::empty(), offset, PAGE_BYTES) {
@@ -47,15 +48,16 @@ pub fn collapse(file: &File, len: u64) -> io::Result<()> {
             }
         }
     }
-    // Dropped at the end, with the mapping of the file in it.
+    // Dropped at the end, together with the mapping of the file in it.
     let mut room = memmap2::MmapOptions::new().len(whole.get() + HUGE_PAGE_BYTES).map_anon()?;
     let aligned = room.as_mut_ptr().map_addr(|address| address.next_multiple_of(HUGE_PAGE_BYTES));
     let address = NonZeroUsize::new(aligned.addr());
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
-    // SAFETY: from the next multiple of a huge page, `whole` bytes lie inside of `room`, which no other code uses.
+    // SAFETY: from the next multiple of a huge page, `whole` bytes are inside `room`, which no other code uses.
     let mapped: NonNull<libc::c_void> = unsafe { mmap(address, whole, protection, flags, file, 0) }?;
-    // SAFETY: the range was just mapped and is unmapped after this. The advice changes where bytes are, not what they are.
+    // SAFETY: the range was just mapped and is unmapped after this. The advice changes the location of bytes, not their
+    // values.
     let done = unsafe { libc::madvise(mapped.as_ptr(), whole.get(), MADV_COLLAPSE) };
     Errno::result(done)?;
     Ok(())

@@ -1,8 +1,8 @@
-//! From a pidfd to an identity, never a mixture of two processes.
+//! Identifying a process by its pidfd, without mixing facts of two processes.
 //!
-//! A number of a process means nothing by itself: it may be another's by the time it is used. But while a process lives, its
-//! number is its own. So everything starts from a pidfd, all facts are read first, and then the pidfd is asked whether the
-//! process lives still: if it does, all that was read was read of it; if not, nothing of it is given out.
+//! A process id alone proves nothing, because it may belong to another process when it is used. But a living process
+//! keeps its id. So identification starts from a pidfd, reads all facts, and then checks that the process is still
+//! alive: if so, all facts are about it; otherwise they are discarded.
 
 use std::io;
 
@@ -11,11 +11,11 @@ use shmesh_proto::identity::{PeerIdentity, Pod, Unknown};
 use crate::pidfd::Pidfd;
 use crate::procfs::{self, PidfdSays, Proc, ProcFile, start_time, status};
 
-/// The identity of a process, from `proc` and, by its cgroup, from `pod`.
+/// Returns the identity of a process, from `proc` and, by its cgroup, from `pod`.
 ///
 /// # Errors
-/// [`Unknown::Gone`]: it has ended, even if only just now, or is of another user than the connection by whose number the pidfd
-/// was opened; [`Unknown::OutOfSight`]: it is of a pid namespace that this process does not see; [`Unknown::Unavailable`]:
+/// [`Unknown::Gone`]: it has ended, or belongs to another user than the connection whose process id was used to open
+/// the pidfd; [`Unknown::OutOfSight`]: it is in a pid namespace that is not visible here; [`Unknown::Unavailable`]:
 /// `/proc` hides it, or no descriptor is left.
 ///
 /// ```
@@ -30,7 +30,7 @@ pub fn identify(
     pod: impl FnOnce(&str) -> Option<Pod>,
 ) -> Result<PeerIdentity, Unknown> {
     let read = read(proc, pidfd, pod);
-    // Last of all, and whatever came out of it: facts of one that has ended may be facts of another.
+    // Last, whatever the result: facts about a process that has ended may belong to another one.
     if pidfd.has_ended().map_err(|_| Unknown::Unavailable)? {
         return Err(Unknown::Gone);
     }
@@ -52,12 +52,12 @@ fn read(
         PidfdSays::Gone => return Err(Unknown::Gone),
         PidfdSays::NoPidfd => return Err(Unknown::BadDescriptor),
     };
-    // Of a living process: /proc hides it (`hidepid`), or there are no descriptors left.
+    // The process is alive, so `/proc` hides it (`hidepid`), or no descriptor is left.
     let file = |file| proc.read(tgid, file).map_err(|_| Unknown::Unavailable);
     let start_time = start_time(&file(ProcFile::Stat)?).ok_or(Unknown::Unavailable)?;
     let status = status(&file(ProcFile::Status)?).ok_or(Unknown::Unavailable)?;
     if status.tgid != tgid {
-        // The number of a thread, which must never pass for a process's.
+        // The id of a thread, which must never be taken for a process.
         return Err(Unknown::BadDescriptor);
     }
     let pod = pod(&file(ProcFile::Cgroup)?);
@@ -65,10 +65,10 @@ fn read(
     Ok(PeerIdentity { bare_tgid: tgid, start_time, pidfd_inode, uid: status.uid, gid: status.gid, pod })
 }
 
-/// The start time of this very process; `None` where `/proc` numbers processes in another way than we do.
+/// The start time of this process. `None` if `/proc` belongs to another pid namespace.
 ///
 /// # Errors
-/// `/proc` is not there.
+/// `/proc` is not mounted.
 pub fn own_start_time() -> io::Result<Option<u64>> {
     let stat = procfs::own(ProcFile::Stat)?;
     Ok(if procfs::is_pid(&stat, std::process::id()) { start_time(&stat) } else { None })

@@ -1,4 +1,4 @@
-//! Learning that files are opened and closed, by any process.
+//! Detecting that any process opens or closes a file.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,11 +7,11 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
-/// A file that a [`Watcher`] watches. Two watches of one file are equal.
+/// A file that a [`Watcher`] watches. Watches of the same file are equal.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct WatchedFile(WatchDescriptor);
 
-/// An inotify instance. Readable when files have been opened or closed.
+/// An inotify instance, readable if watched files have been opened or closed.
 ///
 /// ```
 /// let dir = tempfile::tempdir()?;
@@ -30,7 +30,8 @@ impl Watcher {
     /// Creates an inotify instance.
     ///
     /// # Errors
-    /// This user has `fs.inotify.max_user_instances` already (128 unless configured), or the process no descriptors left.
+    /// This user has the maximum number of instances (`fs.inotify.max_user_instances`, 128 by default), or the process
+    /// has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?))
     }
@@ -38,22 +39,23 @@ impl Watcher {
     /// Watches a file from now on.
     ///
     /// # Errors
-    /// There is no such file or it cannot be read; this user has `fs.inotify.max_user_watches` already.
+    /// The file does not exist or cannot be read, or this user has the maximum number of watches
+    /// (`fs.inotify.max_user_watches`).
     pub fn add(&self, path: &Path) -> io::Result<WatchedFile> {
         let flags = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE | AddWatchFlags::IN_DONT_FOLLOW;
         Ok(WatchedFile(self.0.add_watch(path, flags)?))
     }
 
-    /// Removes a watched file.
+    /// Stops watching a file.
     pub fn remove(&self, file: WatchedFile) {
         let _ = self.0.rm_watch(file.0);
     }
 
-    /// The files that were opened or closed since the last call. `None`: so many that the kernel has dropped some; it could be
-    /// any.
+    /// The files that were opened or closed since the last call. `None` if the kernel has dropped events, so that it
+    /// could be any file.
     ///
     /// # Errors
-    /// None in normal use.
+    /// Never fails in normal use.
     pub fn touched(&self) -> io::Result<Option<Vec<WatchedFile>>> {
         let mut files = Vec::new();
         match self.0.read_events() {

@@ -1,7 +1,8 @@
-//! Every call to the kernel and the C library that shmesh makes, behind safe functions.
+//! All calls to the kernel and the C library that shmesh makes, behind safe functions.
 //!
-//! No other product crate depends on `libc` or `nix`; `tests/dependencies.rs` checks that. Descriptors go in as `BorrowedFd` and
-//! out as `OwnedFd`; errors are `io::Error`, or a small enum where the caller has to tell cases apart.
+//! No other product crate depends on `libc` or `nix`, which `tests/dependencies.rs` checks. Descriptors are passed as
+//! `BorrowedFd` and returned as `OwnedFd`; errors are `io::Error`, or a small enum if the caller has to distinguish
+//! cases.
 //!
 //! | module | concept |
 //! |---|---|
@@ -9,26 +10,26 @@
 //! | [`file`](mod@file) | files and memfds of segments: reserved, sealed, mapped, locked |
 //! | [`lease`] | whether any process uses a file of an IPC directory |
 //! | [`huge`] | huge pages for files in memory |
-//! | [`dir`] | directories of others, by descriptor and without following links |
-//! | [`mount`] | which file system a path is on, and how much is free there |
+//! | [`dir`] | directories that others can write, by descriptor and without following symbolic links |
+//! | [`mount`] | the file system of a path, and its free space |
 //! | [`socket`] | unix sockets, descriptors and credentials over them, hanging up |
-//! | [`closing`] | closing what a stranger has sent, without lingering |
+//! | [`closing`] | closing descriptors of an untrusted peer, without lingering |
 //! | [`udp`] | datagrams between nodes |
 //! | [`eventfd`] | eventfds in semaphore mode |
 //! | [`poll`](mod@poll) | waiting for descriptors |
-//! | [`bell`] | named datagram sockets that only wake |
-//! | [`inotify`] | learning that files are opened and closed |
+//! | [`bell`] | named datagram sockets that wake up their owner |
+//! | [`inotify`] | detecting that files are opened and closed |
 //! | [`futex`] | waiting for a word in shared memory |
 //! | [`process`] | this process and others: identity, liveness, signals to children |
-//! | [`pidfd`], [`identify`](mod@identify) | from a descriptor, a socket or a number to a process, never a mixture of two |
-//! | [`procfs`], [`namespace`] | what `/proc` says |
+//! | [`pidfd`], [`identify`](mod@identify) | identifying a process by a descriptor, a socket or its id |
+//! | [`procfs`], [`namespace`] | facts from `/proc` |
 //! | [`cgroup`] | memory that may still be charged |
 //! | [`sigbus`] | mappings that survive the truncation of their file |
-//! | [`signal`] | signals of threads |
+//! | [`signal`] | blocking signals of threads, and waiting for them |
 //! | [`cancel`], [`fork`] | threads that C programs cancel, processes that fork |
 //! | [`sched`] | processor affinity |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
-//! | [`sysv`] | System V shared memory of others |
+//! | [`sysv`] | System V shared memory of other processes |
 
 pub mod bell;
 pub mod cancel;

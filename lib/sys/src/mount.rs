@@ -1,4 +1,4 @@
-//! Which file system a path is on, and how much is free there.
+//! The file system of a path, and its free space.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, statfs};
 
 use crate::errno::Errno;
 
-/// The file systems that links can be in, and all others by their magic number.
+/// The file systems that links can be on; others by their magic number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FsKind {
     /// A tmpfs file system.
@@ -20,22 +20,22 @@ pub enum FsKind {
 /// The result of `statfs(2)`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// Which one it is.
+    /// The type of the file system.
     pub kind: FsKind,
-    /// Bytes in all; 0 where a tmpfs has no limit.
+    /// Total bytes; 0 if a tmpfs has no limit.
     pub total_bytes: u64,
-    /// Bytes that are free for this user.
+    /// Free bytes for this user.
     pub available_bytes: u64,
-    /// Inodes in all; 0 where a tmpfs has no limit.
+    /// Total inodes; 0 if a tmpfs has no limit.
     pub files: u64,
-    /// Inodes that are free.
+    /// Number of free inodes.
     pub files_free: u64,
 }
 
-/// Looks at the file system of a path.
+/// Queries the file system of a path.
 ///
 /// # Errors
-/// There is no such path.
+/// The path does not exist.
 pub fn file_system(path: &Path) -> Result<FileSystem, Errno> {
     let stat = statfs(path)?;
     let block = u64::try_from(stat.block_size()).map_err(|_| Errno::EOVERFLOW)?;
@@ -54,10 +54,10 @@ pub fn file_system(path: &Path) -> Result<FileSystem, Errno> {
     })
 }
 
-/// Bytes that are free for this user on the file system of `path`.
+/// Free bytes for this user on the file system of `path`.
 ///
 /// # Errors
-/// There is no such path.
+/// The path does not exist.
 pub fn free_bytes(path: &Path) -> Result<u64, Errno> {
     let stat = nix::sys::statvfs::statvfs(path)?;
     Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))

@@ -1,15 +1,15 @@
-//! Which namespaces this process is in: that decides which numbers it sees.
+//! The namespaces of this process, which decide which process ids it sees.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// Inode of the initial pid namespace, the same on every Linux (`PROC_PID_INIT_INO`).
+/// Inode of the initial pid namespace, the same on every Linux system (`PROC_PID_INIT_INO`).
 const INITIAL_PID: u64 = 0xefff_fffc;
 /// Inode of the initial cgroup namespace (`PROC_CGROUP_INIT_INO`).
 const INITIAL_CGROUP: u64 = 0xefff_fffb;
 
-/// The namespace that was found.
+/// The pid and cgroup namespaces of a process.
 ///
 /// ```
 /// use shmesh_sys::namespace::Namespaces;
@@ -26,22 +26,23 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The namespace of this process.
+    /// The namespaces of this process.
     ///
     /// # Errors
-    /// `/proc` is not there.
+    /// `/proc` is not mounted.
     pub fn own() -> io::Result<Self> {
         let inode = |kind: &str| fs::metadata(format!("/proc/self/ns/{kind}")).map(|file| file.ino());
         Ok(Self { pid: inode("pid")?, cgroup: inode("cgroup")? })
     }
 
-    /// Whether our numbers are the machine's. In kind they are the node's, which is as far out as its pods get.
+    /// Whether process ids here are those of the machine. In kind they are those of the node, which is the outermost
+    /// namespace of its pods.
     #[must_use]
     pub fn is_initial_pid(&self) -> bool {
         self.pid == INITIAL_PID
     }
 
-    /// Whether cgroup paths begin at the machine's root.
+    /// Whether cgroup paths begin at the root of the machine.
     #[must_use]
     pub fn is_initial_cgroup(&self) -> bool {
         self.cgroup == INITIAL_CGROUP

@@ -1,4 +1,4 @@
-//! From a descriptor, a socket or a number to a pidfd that is surely one, with no call that its maker could make wait.
+//! Pidfds of processes by descriptor, socket or process id, with calls that the other process cannot block.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,17 +10,17 @@ pub use shmesh_proto::identity::Unknown;
 
 use crate::{poll, procfs};
 
-/// How the kernel is asked for the other end of a socket.
+/// The method of getting the peer of a socket from the kernel.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum PeerPidfd {
-    /// `SO_PEERPIDFD`, and `SO_PEERCRED` where the kernel does not have it.
+    /// `SO_PEERPIDFD`, or `SO_PEERCRED` if the kernel does not have it.
     #[default]
     Newest,
-    /// As before Linux 6.5, for tests.
+    /// `SO_PEERCRED` only, as before Linux 6.5, for tests.
     Old,
 }
 
-/// A process by its pidfd.
+/// A process, identified by its pidfd.
 ///
 /// ```
 /// use shmesh_sys::pidfd::Pidfd;
@@ -31,16 +31,16 @@ pub enum PeerPidfd {
 #[derive(Debug)]
 pub struct Pidfd {
     fd: OwnedFd,
-    /// The user that `SO_PEERCRED` has for it, if the pidfd was opened by a number only.
+    /// The user from `SO_PEERCRED`, if the pidfd was opened by process id.
     pub(crate) must_be_user: Option<u32>,
     by_number: bool,
 }
 
 impl Pidfd {
-    /// `fd`, if it is the pidfd of a process.
+    /// Wraps `fd`, if it is the pidfd of a process.
     ///
     /// # Errors
-    /// Another descriptor comes back with the reason.
+    /// The descriptor is not a pidfd of a process; it is returned with the reason.
     pub fn given(fd: OwnedFd) -> Result<Self, (OwnedFd, Unknown)> {
         match check(fd.as_fd()) {
             Ok(()) => Ok(Self { fd, must_be_user: None, by_number: false }),
@@ -48,11 +48,11 @@ impl Pidfd {
         }
     }
 
-    /// The process that connected to this accepted socket.
+    /// Opens a pidfd of the process that connected to this accepted socket.
     ///
     /// # Errors
-    /// [`Unknown::BadDescriptor`]: no accepted unix socket; [`Unknown::Gone`]; [`Unknown::OutOfSight`]: before Linux 6.5, of
-    /// another pid namespace; [`Unknown::Unavailable`].
+    /// [`Unknown::BadDescriptor`]: not an accepted unix socket; [`Unknown::Gone`]; [`Unknown::OutOfSight`]: before
+    /// Linux 6.5, in another pid namespace; [`Unknown::Unavailable`].
     ///
     /// ```
     /// use std::os::fd::AsFd;
@@ -68,7 +68,7 @@ impl Pidfd {
                 Ok(fd) => return Ok(Self { fd, must_be_user: None, by_number: false }),
                 // Linux before 6.5.
                 Err(Errno::ENOPROTOOPT) => {}
-                // That it was reaped is said with one or the other, by version.
+                // The process was reaped; the error depends on the kernel version.
                 Err(Errno::ESRCH | Errno::EINVAL) => return Err(Unknown::Gone),
                 Err(Errno::ENODATA) => return Err(Unknown::BadDescriptor),
                 Err(_) => return Err(Unknown::Unavailable),
@@ -80,26 +80,27 @@ impl Pidfd {
         Ok(Self { must_be_user: Some(user.uid), ..Self::of_number(user.pid)? })
     }
 
-    /// The process that has this number now; never one of its threads.
+    /// Opens a pidfd of the process that has this id now. The id of a thread is refused.
     ///
     /// # Errors
-    /// [`Unknown::Gone`]: none has; [`Unknown::Unavailable`].
+    /// [`Unknown::Gone`]: no process has the id; [`Unknown::Unavailable`].
     pub fn of_number(pid: i32) -> Result<Self, Unknown> {
         let fd = open(pid).map_err(|error| match error {
-            // The second and third: the number is a thread's.
+            // The second and third error mean that the id belongs to a thread.
             Errno::ESRCH | Errno::EINVAL | Errno::ENOENT => Unknown::Gone,
             _ => Unknown::Unavailable,
         })?;
         Ok(Self { fd, must_be_user: None, by_number: true })
     }
 
-    /// Whether it was opened by a number: then it means who has that number now, which need not be who made the connection.
+    /// Whether it was opened by process id: then it refers to the process that has the id now, which may differ from
+    /// the one that connected.
     #[must_use]
     pub fn is_by_number(&self) -> bool {
         self.by_number
     }
 
-    /// Whom it means, by `/proc/self/fdinfo`.
+    /// The process that the pidfd refers to, from `/proc/self/fdinfo`.
     pub(crate) fn says(&self) -> io::Result<procfs::PidfdSays> {
         Ok(procfs::pidfd_says(&procfs::fdinfo(self.fd.as_fd())?))
     }
@@ -107,7 +108,7 @@ impl Pidfd {
     /// Whether the process has ended, reaped or not.
     ///
     /// # Errors
-    /// No memory left.
+    /// No memory is left.
     ///
     /// ```
     /// use shmesh_sys::pidfd::Pidfd;
@@ -121,7 +122,7 @@ impl Pidfd {
         poll::is_readable(self)
     }
 
-    /// The inode, which is the process's own since Linux 6.9, and 0 before: then all pidfds share one.
+    /// The inode of the pidfd, which identifies the process since Linux 6.9; 0 before, because all pidfds share one.
     #[must_use]
     pub fn inode(&self) -> u64 {
         const PIDFS_MAGIC: u64 = 0x5049_4446;
@@ -147,23 +148,23 @@ impl AsFd for Pidfd {
 /// Calls `pidfd_open` of Linux 5.3.
 #[expect(unsafe_code, reason = "nix has no call for it")]
 fn open(pid: i32) -> nix::Result<OwnedFd> {
-    // SAFETY: two numbers go in and a number comes out.
+    // SAFETY: the call takes and returns numbers.
     let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
     let fd = i32::try_from(fd).map_err(|_| Errno::EOVERFLOW)?;
     // SAFETY: the kernel has just created this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Refuses what is no pidfd of a whole process.
+/// Refuses descriptors that are not the pidfd of a whole process.
 fn check(fd: BorrowedFd<'_>) -> Result<(), Unknown> {
-    // The name of the open file: no path of any file system begins like this, and looking asks none.
+    // The name of the open file: no path of a file system begins like this, and reading it does not ask a file system.
     let name = nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())
         .map_err(|_| Unknown::Unavailable)?;
     let name = name.to_string_lossy();
     if !(name == "anon_inode:[pidfd]" || name.starts_with("pidfd:[")) {
         return Err(Unknown::BadDescriptor);
     }
-    // PIDFD_THREAD, Linux 6.9: it means one thread, and ends with it.
+    // PIDFD_THREAD, Linux 6.9: the pidfd refers to one thread, and ends with it.
     let flags = fcntl(fd, FcntlArg::F_GETFL).map_err(|_| Unknown::Unavailable)?;
     if flags & OFlag::O_EXCL.bits() != 0 {
         return Err(Unknown::BadDescriptor);
@@ -179,13 +180,13 @@ fn connector(socket: BorrowedFd<'_>) -> Result<Connector, Unknown> {
         return Err(Unknown::BadDescriptor);
     }
     let kind = getsockopt(&socket, sockopt::SockType).map_err(bad)?;
-    // A listening socket names who listens.
+    // A listening socket names the process that listens.
     let listens = getsockopt(&socket, sockopt::AcceptConn).map_err(bad)?;
     if listens || !matches!(kind, SockType::Stream | SockType::SeqPacket) {
         return Err(Unknown::BadDescriptor);
     }
     let peer = getsockopt(&socket, sockopt::PeerCredentials).map_err(bad)?;
-    // What the kernel says of a socket that was never connected.
+    // The kernel returns this for a socket that was never connected.
     if peer.uid() == u32::MAX {
         return Err(Unknown::BadDescriptor);
     }
@@ -201,7 +202,7 @@ struct Connector {
 fn option(socket: BorrowedFd<'_>, name: i32) -> nix::Result<i32> {
     let mut value = 0_i32;
     let mut len = libc::socklen_t::try_from(size_of::<i32>()).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: value is a number of `len` bytes, which the kernel fills; both live until the call returns.
+    // SAFETY: `value` is a number of `len` bytes, which the kernel fills; both live until the call returns.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
     };

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// One descriptor to wait for, and afterwards whether it is ready. A hang-up or an error always counts as ready.
+/// One descriptor to wait for, and after the wait whether it is ready. A hang-up or an error counts as ready.
 #[repr(transparent)]
 pub struct Watch<'fd> {
     raw: libc::pollfd,
@@ -36,7 +36,7 @@ impl<'fd> Watch<'fd> {
         Self::new(fd.as_fd(), libc::POLLOUT)
     }
 
-    /// Waits until the other end has hung up.
+    /// Waits until the other end hangs up.
     pub fn hung_up(fd: &'fd (impl AsFd + ?Sized)) -> Self {
         Self::new(fd.as_fd(), 0)
     }
@@ -45,7 +45,7 @@ impl<'fd> Watch<'fd> {
         Self { raw: libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }, fd: PhantomData }
     }
 
-    /// Whether the last wait found it ready.
+    /// Whether the last wait found the descriptor ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.raw.revents != 0
@@ -58,11 +58,11 @@ impl fmt::Debug for Watch<'_> {
     }
 }
 
-/// Waits until at least one descriptor is ready, or until `deadline`; gives the number of those that are ready, 0 after the
-/// deadline. Signals do not end the wait.
+/// Waits until at least one descriptor is ready, or until `deadline`. Returns the number of ready descriptors, 0 after
+/// the deadline. Signals do not end the wait.
 ///
 /// # Errors
-/// More descriptors than the limit of this process (`EINVAL`), or no memory.
+/// More descriptors than the limit of this process (`EINVAL`), or no memory is left.
 pub fn wait(watches: &mut [Watch<'_>], deadline: Option<Instant>) -> io::Result<usize> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -74,13 +74,13 @@ pub fn wait(watches: &mut [Watch<'_>], deadline: Option<Instant>) -> io::Result<
     }
 }
 
-/// As [`wait`], for as long as `limit`, and a signal ends it.
+/// As [`wait`], for at most `limit`; a signal ends the wait.
 ///
 /// # Errors
 /// As [`wait`]; `Interrupted`.
 #[expect(unsafe_code, reason = "poll(2) takes an array; nix would need one of its own type")]
 pub fn wait_once(watches: &mut [Watch<'_>], limit: Option<Duration>) -> io::Result<usize> {
-    // Rounded up: polling with 0 until the deadline would spin through its last millisecond.
+    // Rounded up: polling with 0 until the deadline would spin for the last millisecond.
     let millis = limit.map_or(-1, |limit| {
         i32::try_from(limit.as_nanos().div_ceil(Duration::from_millis(1).as_nanos())).unwrap_or(i32::MAX)
     });

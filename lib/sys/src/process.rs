@@ -10,18 +10,18 @@ use nix::unistd::Pid;
 
 use crate::procfs::{self, Proc, start_time};
 
-/// Whether a process lives.
+/// The liveness of a process, as far as this process can tell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Liveness {
-    /// It runs, or is stopped.
+    /// The process runs, or is stopped.
     Alive,
-    /// It has ended, or its number belongs to another process by now.
+    /// The process has ended, or its id belongs to another process.
     Dead,
-    /// Its number is from another pid namespace: only a process that can see it, such as the sidecar, knows.
+    /// The process id is from another pid namespace: only a process that sees it, such as the sidecar, knows.
     Unknown,
 }
 
-/// A process, told apart from any later one with the same number.
+/// The identity of a process, which no later process with the same id has.
 ///
 /// ```
 /// use shmesh_sys::process::ProcessIdentity;
@@ -56,21 +56,21 @@ impl ProcessIdentity {
         Ok(Self { pid, start_time, pid_namespace })
     }
 
-    /// Whether the caller is this process, and not one forked from it.
+    /// Whether the caller is this process, and not a child that it forked.
     #[must_use]
     pub fn is_me(&self) -> bool {
         std::process::id() == self.pid
     }
 
-    /// When the process `pid` of our pid namespace started; `None` when there is none or it has ended.
+    /// The start time of process `pid` in our pid namespace. `None` if it does not exist or has ended.
     ///
     /// # Errors
-    /// The question has no answer here: `/proc` is hidden or there are no descriptors left. That proves no death.
+    /// It cannot be determined, because `/proc` is hidden or no descriptors are left. That is not a proof of death.
     pub fn start_time_of(&self, pid: u32) -> io::Result<Option<u64>> {
         match procfs::Kernel.read(pid.cast_signed(), procfs::ProcFile::Stat) {
             Ok(stat) => Ok(start_time(&stat)),
             Err(error) => match signal::kill(Pid::from_raw(pid.cast_signed()), None) {
-                // Only this proves a death: a /proc mounted with `hidepid` does not show the processes of others.
+                // Only this proves a death: a `/proc` mounted with `hidepid` does not show the processes of others.
                 Err(nix::errno::Errno::ESRCH) => Ok(None),
                 _ => Err(error),
             },
@@ -78,36 +78,36 @@ impl ProcessIdentity {
     }
 }
 
-/// Ends a child that was not reaped yet, so that the number is still its own.
+/// Kills a child that was not reaped yet, so that the process id is still its own.
 ///
 /// # Errors
-/// There is no such process, or it is another user's.
+/// The process does not exist, or belongs to another user.
 pub fn kill(child: u32) -> io::Result<()> {
     Ok(signal::kill(number(child)?, Signal::SIGKILL)?)
 }
 
-/// Ends a child that leads a process group, and all of the group.
+/// Kills a child that leads a process group, and the whole group.
 ///
 /// # Errors
-/// There is no such group.
+/// The group does not exist.
 pub fn kill_group(leader: u32) -> io::Result<()> {
     Ok(signal::killpg(number(leader)?, Signal::SIGKILL)?)
 }
 
-/// Stops a child where it is, and waits until it stands.
+/// Stops a child, and waits until it has stopped.
 ///
 /// # Errors
-/// There is no such child.
+/// The child does not exist.
 pub fn stop(child: u32) -> io::Result<()> {
     signal::kill(number(child)?, Signal::SIGSTOP)?;
     waitpid(number(child)?, Some(WaitPidFlag::WUNTRACED))?;
     Ok(())
 }
 
-/// Waits for the end of a child; `true` if it exited with status 0.
+/// Waits for the end of a child. Returns `true` if it exited with status 0.
 ///
 /// # Errors
-/// There is no such child.
+/// The child does not exist.
 ///
 /// ```
 /// use shmesh_sys::process;
@@ -122,15 +122,15 @@ pub fn reap(child: u32) -> io::Result<bool> {
 }
 
 fn number(pid: u32) -> io::Result<Pid> {
-    // 0 and negative numbers mean groups.
+    // 0 and negative numbers mean process groups.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0);
     pid.map(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Has the kernel kill this process when its parent ends.
+/// Makes the kernel kill this process when its parent ends.
 ///
 /// # Errors
-/// None in normal use.
+/// Never fails in normal use.
 pub fn die_with_parent() -> io::Result<()> {
     Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)
 }

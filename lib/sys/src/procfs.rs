@@ -1,16 +1,17 @@
-//! What `/proc` says of a process. The parsers are pure and take any text.
+//! Reading and parsing files of `/proc`. The parsers are pure and accept any text.
 
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Bytes read of `fdinfo`, `stat` and `status`. What is looked for stands in the first kilobyte; `status` goes on for as
-/// long as a process has groups.
+/// Bytes read of `fdinfo`, `stat` and `status`. The needed fields are in the first kilobyte; `status` grows with the
+/// number of groups.
 const MAX_PROC_BYTES: usize = 4096;
-/// Bytes read of `cgroup`: more than a path of the greatest length in each hierarchy.
+/// Bytes read of `cgroup`: enough for a path of maximum length in each hierarchy.
 const MAX_CGROUP_BYTES: usize = 65_536;
 
-/// A file of `/proc/PID`. None of them waits for the process's memory map, which a hostile process could keep locked.
+/// A file of `/proc/PID`. Reading these does not take the lock of the process's memory map, which a hostile process
+/// could hold.
 ///
 /// ```
 /// use shmesh_sys::procfs::{ProcFile, Kernel, Proc, start_time};
@@ -28,7 +29,7 @@ pub enum ProcFile {
     Cgroup,
 }
 
-/// Where facts come from; tests let processes end between two of them.
+/// The source of `/proc` files; tests let processes end between two reads.
 ///
 /// ```
 /// use shmesh_sys::procfs::{ProcFile, Proc};
@@ -41,10 +42,10 @@ pub enum ProcFile {
 /// }
 /// ```
 pub trait Proc {
-    /// The beginning of `/proc/PID/…`, whole lines only.
+    /// The beginning of a file of `/proc/PID`, whole lines only.
     ///
     /// # Errors
-    /// There is no such process, or `/proc` hides it (`hidepid`), or no descriptor is left.
+    /// The process does not exist, `/proc` hides it (`hidepid`), or no descriptor is left.
     fn read(&self, tgid: i32, file: ProcFile) -> io::Result<String>;
 }
 
@@ -58,10 +59,10 @@ impl Proc for Kernel {
     }
 }
 
-/// What `/proc/self/NAME` says, from its beginning.
+/// The beginning of a file of `/proc/self`.
 ///
 /// # Errors
-/// `/proc` is not there.
+/// `/proc` is not mounted.
 pub fn own(file: ProcFile) -> io::Result<String> {
     of("self", file)
 }
@@ -75,36 +76,37 @@ fn of(whose: &str, file: ProcFile) -> io::Result<String> {
     beginning(&format!("/proc/{whose}/{name}"), limit)
 }
 
-/// The first `limit` bytes of a file, whole lines only: a number that was cut in two would be another number.
+/// The first `limit` bytes of a file, whole lines only, because a truncated number would be another number.
 fn beginning(path: &str, limit: usize) -> io::Result<String> {
     let mut bytes = Vec::with_capacity(limit.min(MAX_PROC_BYTES));
     fs::File::open(path)?.take(limit as u64).read_to_end(&mut bytes)?;
     if bytes.len() == limit {
         bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
     }
-    // A name may be any bytes; what is looked for is ASCII.
+    // A process name may have any bytes; the needed fields are ASCII.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `/proc/self/fdinfo/FD`. Unlike `fstat`, this asks no file system, which could be a client's own and never answer.
+/// Reads `/proc/self/fdinfo/FD`. Unlike `fstat`, this does not ask the file system, which may belong to a client and
+/// never answer.
 pub(crate) fn fdinfo(fd: BorrowedFd<'_>) -> io::Result<String> {
     beginning(&format!("/proc/self/fdinfo/{}", fd.as_raw_fd()), MAX_PROC_BYTES)
 }
 
-/// Whom a pidfd means, by the `Pid:` of its fdinfo.
+/// The process of a pidfd, by the field `Pid:` of its fdinfo.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PidfdSays {
     /// The process with this id in our pid namespace.
     Pid(i32),
-    /// A process that our pid namespace does not have.
+    /// A process that is not visible in our pid namespace.
     OutOfSight,
-    /// One that has ended and was reaped.
+    /// A process that has ended and was reaped.
     Gone,
-    /// It is no pidfd.
+    /// The descriptor is not a pidfd.
     NoPidfd,
 }
 
-/// Reads the fdinfo of a descriptor that may be a pidfd.
+/// Parses the fdinfo of a descriptor that may be a pidfd.
 pub(crate) fn pidfd_says(fdinfo: &str) -> PidfdSays {
     match field(fdinfo, "Pid").and_then(|value| value.trim().parse::<i32>().ok()) {
         Some(-1) => PidfdSays::Gone,
@@ -125,7 +127,7 @@ pub(crate) struct Status {
     pub(crate) gid: u32,
 }
 
-/// Reads `/proc/PID/status`; the kernel escapes line ends in the name.
+/// Parses `/proc/PID/status`; the kernel escapes line ends in the process name.
 pub(crate) fn status(text: &str) -> Option<Status> {
     let effective = |name| field(text, name)?.split_ascii_whitespace().nth(1)?.parse().ok();
     Some(Status {
@@ -135,20 +137,21 @@ pub(crate) fn status(text: &str) -> Option<Status> {
     })
 }
 
-/// When a process started, in clock ticks after boot, from its `stat`; `None` when it has ended and only waits to be reaped.
+/// The start time of a process in clock ticks after boot, from its `stat`. `None` if it has ended and only waits to be
+/// reaped.
 #[must_use]
 pub fn start_time(stat: &str) -> Option<u64> {
-    // The name, field 2, may hold spaces and parentheses: count from the last one.
+    // The process name, field 2, may contain spaces and parentheses, so fields are counted from the last parenthesis.
     let after_name = stat.rsplit_once(')')?.1;
     let mut fields = after_name.split_ascii_whitespace();
     let state = fields.next()?;
     let threads: u64 = fields.nth(16)?.parse().ok()?;
     let start_time = fields.nth(1)?.parse().ok()?;
-    // The first thread may end before the others: the process is dead when it is the last one.
+    // The main thread may end before the others: the process is dead if it is the last one.
     if matches!(state, "Z" | "X" | "x") && threads <= 1 { None } else { Some(start_time) }
 }
 
-/// Whether a `stat` is of the process with this number.
+/// Whether a `stat` belongs to the process with this id.
 pub(crate) fn is_pid(stat: &str, pid: u32) -> bool {
     stat.split(' ').next() == Some(pid.to_string().as_str())
 }

@@ -4,19 +4,19 @@ use std::io;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// How many descriptors this process may have now, and how far it may raise that.
+/// The current limit of open files, and the maximum to which this process may raise it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct OpenFiles {
     /// The limit in force.
     pub soft: u64,
-    /// The most that it can be raised to.
+    /// The maximum to which the soft limit can be raised.
     pub hard: u64,
 }
 
 /// The limit of open files.
 ///
 /// # Errors
-/// None in normal use.
+/// Never fails in normal use.
 pub fn open_files() -> io::Result<OpenFiles> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(OpenFiles { soft, hard })
@@ -25,7 +25,7 @@ pub fn open_files() -> io::Result<OpenFiles> {
 /// Sets the limit of open files; the hard limit stays.
 ///
 /// # Errors
-/// More than the hard limit.
+/// The limit exceeds the hard limit.
 ///
 /// ```
 /// use shmesh_sys::rlimit::{open_files, set_open_files};

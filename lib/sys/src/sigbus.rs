@@ -1,8 +1,8 @@
 //! Mappings that survive the truncation of their file.
 //!
-//! A load or store past the end of a mapped file raises SIGBUS, which kills the process. For a guarded mapping, the signal
-//! handler puts zeroed private memory in the place of what the file no longer backs, and marks the mapping as damaged. The
-//! access then continues and reads zeros. SIGBUS for any other address goes to the handler that was installed before.
+//! An access past the end of a mapped file raises SIGBUS, which kills the process. For a guarded mapping, the signal
+//! handler maps zeroed private memory over the truncated part, and marks the mapping as damaged. The access then
+//! continues and reads zeros. SIGBUS for any other address is passed to the previously installed handler.
 //!
 //! A handler that is installed after the first guarded mapping must call the one that it replaces, or the guard is lost.
 // UNSAFETY: a signal handler that replaces pages of mappings whose owners have registered them, and a list of leaked chunks that
@@ -72,14 +72,14 @@ impl Deref for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Before the memory is unmapped, and the address may belong to another mapping.
+        // Before the memory is unmapped, because then the address may belong to another mapping.
         if let Some(range) = self.range {
             range.release();
         }
     }
 }
 
-/// Whether any guarded mapping of this process was ever damaged: one load, for hot paths.
+/// Whether any guarded mapping of this process was ever damaged; one load, for hot paths.
 #[inline]
 #[must_use]
 pub fn any_damage() -> bool {
@@ -113,7 +113,7 @@ impl Range {
         }
     }
 
-    /// For the thread alone that has taken it.
+    /// Sets the range. Only for the thread that has taken this entry.
     fn set(&self, start: usize, end: usize) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -129,8 +129,8 @@ impl Range {
         self.is_taken.store(false, Ordering::Release);
     }
 
-    /// The end of the range, if `address` is in it. A range that changes meanwhile does not contain it, because code that accesses a
-    /// mapping keeps it alive.
+    /// The end of the range, if `address` is in it. A range that is being changed does not contain it, because code
+    /// that accesses a mapping keeps it alive.
     fn end_of(&self, address: usize) -> Option<usize> {
         let version = self.version.load(Ordering::Acquire);
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
@@ -140,7 +140,7 @@ impl Range {
     }
 }
 
-/// Ranges, in a list that only grows: the handler may read it whatever it has interrupted.
+/// Ranges, in a list that only grows: the handler can read it whatever it has interrupted.
 #[derive(Debug)]
 struct RangeChunk {
     ranges: [Range; RANGES_PER_CHUNK],
@@ -171,20 +171,20 @@ impl RangeChunk {
     }
 }
 
-/// Installs the handler, once for the process.
+/// Installs the handler, once per process.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
         let failed = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
-        // SAFETY: asks for a number.
+        // SAFETY: queries a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         PAGE_BYTES.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: asks for the present action; `before` lives until then.
+        // SAFETY: queries the current action; `before` lives until then.
         if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) } != 0 {
             return Err(failed());
         }
-        // Before the handler can run. SAFETY: filled above, and zeros are a value too.
+        // Before the handler can run. SAFETY: filled above, and zeros are a valid value too.
         let _ = PREVIOUS.set(unsafe { before.assume_init() });
         // SAFETY: zeros are an action without flags and with an empty mask.
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
@@ -211,7 +211,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Puts zeros in the place of a guarded mapping from this page on: what lies behind it in the file is gone as well.
+/// Replaces a guarded mapping by zeros from this page on, because everything behind it in the file is gone as well.
 fn replace(address: usize) -> bool {
     let mut chunk = Some(&RANGES);
     while let Some(here) = chunk {
@@ -220,8 +220,8 @@ fn replace(address: usize) -> bool {
             let page = address & !(PAGE_BYTES.load(Ordering::Relaxed) - 1);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
             let access = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: the addresses are inside a mapping that its owner has registered, and keeps while the thread that
-            // is interrupted accesses it. Others see its atomics become zero, as if a peer had written that.
+            // SAFETY: the addresses are inside a mapping that its owner has registered, and keeps while the interrupted
+            // thread accesses it. Other threads see its atomics become zero, as if a peer had written that.
             let mapped =
                 unsafe { libc::mmap(ptr::without_provenance_mut(page), end - page, access, flags, -1, 0) };
             if mapped == libc::MAP_FAILED {
@@ -240,7 +240,7 @@ fn replace(address: usize) -> bool {
 fn chain(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let previous = PREVIOUS.get().map_or((libc::SIG_DFL, 0), |action| (action.sa_sigaction, action.sa_flags));
     match previous {
-        // A fault is repeated, and a signal that was sent is sent again, with the default action.
+        // A fault is repeated, and a sent signal is sent again, with the default action.
         (libc::SIG_DFL, _) => {
             // SAFETY: changes an action to the default, and sends a signal to this thread.
             unsafe {
@@ -250,7 +250,7 @@ fn chain(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc:
                 }
             }
         }
-        // The kernel does not let a fault be ignored.
+        // The kernel does not let a process ignore a fault.
         (libc::SIG_IGN, _) if code > 0 => {
             // SAFETY: as above.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -258,7 +258,7 @@ fn chain(signal: i32, code: i32, info: *mut libc::siginfo_t, context: *mut libc:
         (libc::SIG_IGN, _) => {}
         (handler, flags) if flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
-            // SAFETY: installed with SA_SIGINFO, so it has this signature; it is called as the kernel would.
+            // SAFETY: installed with SA_SIGINFO, so it has this signature; it is called as the kernel would call it.
             let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
             handler(signal, info, context);
         }

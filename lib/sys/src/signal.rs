@@ -1,18 +1,18 @@
-//! Signals: which ones a thread has blocked, and waiting for them.
+//! Blocking signals of a thread, and waiting for them.
 
 use std::io;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nix::sys::time::TimeSpec;
 
-/// All signals of this thread stay pending while this lives, except faults: the kernel kills a process whose fault is blocked,
-/// whatever handler it has. Threads that it starts meanwhile inherit the mask, so that an application's handlers run in the
-/// application's own threads.
+/// A guard that keeps all signals of this thread pending, except faults: the kernel kills a process whose fault is
+/// blocked, whatever handler it has. Threads started meanwhile inherit the mask, so that an application's handlers run
+/// in the application's own threads.
 #[derive(Debug)]
 pub struct Blocked(Option<SigSet>);
 
 impl Blocked {
-    /// Blocks all signals of this thread but faults.
+    /// Blocks all signals of this thread except faults.
     #[must_use]
     pub fn all() -> Self {
         let mut signals = SigSet::all();
@@ -38,7 +38,7 @@ pub enum Signal {
     Interrupt,
     /// `SIGTERM`.
     Terminate,
-    /// `SIGHUP`: the terminal is gone.
+    /// `SIGHUP`: the terminal was closed.
     HangUp,
 }
 
@@ -50,7 +50,7 @@ impl Signal {
     ];
 }
 
-/// Signals that are blocked in this thread for good, and in those that it starts from now on, to be waited for instead.
+/// Signals that are blocked in this thread and in threads that it starts later, so that they can be waited for.
 #[derive(Debug)]
 pub struct Awaited(SigSet);
 
@@ -58,7 +58,7 @@ impl Awaited {
     /// Blocks these signals until dropped.
     ///
     /// # Errors
-    /// None in normal use.
+    /// Never fails in normal use.
     pub fn block(signals: &[Signal]) -> io::Result<Self> {
         let mut set = SigSet::empty();
         for (signal, number) in Signal::ALL {
@@ -70,17 +70,17 @@ impl Awaited {
         Ok(Self(set))
     }
 
-    /// Waits for one of them and gives its number.
+    /// Waits for one of the signals and returns its number.
     ///
     /// # Errors
-    /// None in normal use.
+    /// Never fails in normal use.
     pub fn wait(&self) -> io::Result<i32> {
         Ok(self.0.wait()? as i32)
     }
 }
 
-/// Runs `write`, which may write to a pipe without a reader, without the `SIGPIPE` that the kernel would send to this
-/// thread for that.
+/// Runs `write`, which may write to a pipe without a reader, and discards the `SIGPIPE` that the kernel would send to
+/// this thread.
 pub fn without_sigpipe(write: impl FnOnce() -> io::Result<()>) {
     let mut pipe = SigSet::empty();
     pipe.add(Number::SIGPIPE);
@@ -95,7 +95,7 @@ pub fn without_sigpipe(write: impl FnOnce() -> io::Result<()>) {
 #[expect(unsafe_code, reason = "nix has no sigpending")]
 fn is_pending(signal: Number) -> bool {
     let mut pending = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the set is this function's own, and zeroes are an empty one.
+    // SAFETY: the set is a local variable, and zeroes are an empty set.
     unsafe {
         libc::sigpending(pending.as_mut_ptr());
         libc::sigismember(pending.as_ptr(), signal as i32) == 1
@@ -105,7 +105,7 @@ fn is_pending(signal: Number) -> bool {
 #[expect(unsafe_code, reason = "nix has no sigtimedwait")]
 fn take_pending(set: &SigSet) {
     let at_once = TimeSpec::new(0, 0);
-    // SAFETY: both pointers are to values that live until the call returns; no information is asked for.
+    // SAFETY: both pointers are to values that live until the call returns; no information is requested.
     unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), at_once.as_ref()) };
 }
 

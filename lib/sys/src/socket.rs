@@ -1,4 +1,5 @@
-//! `SOCK_SEQPACKET` sockets in the IPC directory, and descriptors over them. All ancillary-data arithmetic is here.
+//! `SOCK_SEQPACKET` sockets in the IPC directory, and passing descriptors over them. All ancillary data is handled
+//! here.
 //!
 //! ```
 //! use shmesh_sys::socket;
@@ -26,35 +27,35 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use shmesh_proto::limits::{MAX_FDS, MAX_PACKET_BYTES};
 
-/// How long connecting may take, and by default sending and receiving.
+/// Time limit for connecting, and by default for sending and receiving.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// Maximum number of descriptors that the kernel allows with one packet (`SCM_MAX_FD`). Each receive has room for all of them, so that
-/// it is never the kernel that closes what is too much, in our thread and for as long as that takes.
+/// Maximum number of descriptors that the kernel allows in one packet (`SCM_MAX_FD`). Each receive has room for all of
+/// them. Otherwise the kernel would close the excess in our thread, which can take any time.
 pub const MAX_RECEIVED_FDS: usize = 253;
-/// Room for those descriptors, and for the sender beside them.
+/// Size of the buffer for those descriptors and the sender.
 const CONTROL_WORDS: usize = (MAX_RECEIVED_FDS * size_of::<RawFd>()).div_ceil(8) + 16;
-/// Connections that may wait at a listener.
+/// Backlog of a listener.
 const BACKLOG: i32 = 64;
-/// Connections that may wait at a listener of NVIPC, as its own has.
+/// Backlog of a listener of NVIPC, the same as its own.
 const STREAM_BACKLOG: i32 = 20;
-/// Linux 6.5; libc does not have it yet.
+/// Available since Linux 6.5; libc does not define it yet.
 const SCM_PIDFD: i32 = 4;
-/// How long a call is repeated that signals interrupt.
+/// Time limit for repeating a call that signals interrupt.
 const INTERRUPTED_LIMIT: Duration = Duration::from_secs(1);
 
 fn unix_socket(kind: SockType, flags: SockFlag) -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC | flags, None)?)
 }
 
-/// Listens on `path`, which must not exist, with the file mode `mode`.
+/// Listens on `path`, which must not exist, with file mode `mode`.
 ///
 /// # Errors
-/// Something is there already; the path is longer than 107 bytes; the directory cannot be written.
+/// The path exists or is longer than 107 bytes, or the directory cannot be written.
 pub fn listen_on(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     listening(unix_socket(SockType::SeqPacket, SockFlag::empty())?, path, mode, BACKLOG)
 }
 
-/// As [`listen_on`], for a listener that does not block, at which `backlog` connections may wait.
+/// As [`listen_on`], for a non-blocking listener with this backlog.
 ///
 /// # Errors
 /// As [`listen_on`].
@@ -70,7 +71,7 @@ pub fn listen_stream(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     listening(unix_socket(SockType::Stream, SockFlag::empty())?, path, mode, STREAM_BACKLOG)
 }
 
-/// Listens on an abstract address: one without a file, that vanishes with its socket, in this network namespace.
+/// Listens on an abstract address of this network namespace, which has no file and vanishes with its socket.
 ///
 /// # Errors
 /// The address is taken, or longer than 107 bytes.
@@ -81,7 +82,7 @@ pub fn listen_abstract(address: &str) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Two connected packet sockets.
+/// Creates two connected packet sockets.
 ///
 /// # Errors
 /// No descriptors are left.
@@ -89,11 +90,12 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?)
 }
 
-/// As [`listen_on`], and each packet of each connection says who sent it: also those that come at once, because a connection
-/// does as its listener did when it was made. [`ask_for_senders`] on a listener is too late for them.
+/// As [`listen_on`], and each packet of each connection has its sender, even packets that are sent immediately: a
+/// connection inherits the option from its listener. [`ask_for_senders`] on an accepted connection is too late for
+/// them.
 ///
 /// # Errors
-/// As there.
+/// As [`listen_on`].
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -118,10 +120,10 @@ fn listening(fd: OwnedFd, path: &Path, mode: u32, backlog: i32) -> io::Result<Ow
     Ok(fd)
 }
 
-/// The next connection. Waits for it, unless the listener does not block.
+/// Accepts the next connection. Waits for it, unless the listener is non-blocking.
 ///
 /// # Errors
-/// What `accept4(2)` says.
+/// The error of `accept4(2)`.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -138,10 +140,10 @@ pub fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(own(fd))
 }
 
-/// The next connection, which does not block, if there is one.
+/// Accepts the next connection, which is non-blocking.
 ///
 /// # Errors
-/// `WouldBlock` for a listener that does not block; `Interrupted`; what `accept4(2)` says.
+/// `WouldBlock` for a non-blocking listener without a connection; `Interrupted`; other errors of `accept4(2)`.
 pub fn accept_nonblocking(listener: &impl AsFd) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(own(accept4(listener.as_fd().as_raw_fd(), flags)?))
@@ -150,17 +152,17 @@ pub fn accept_nonblocking(listener: &impl AsFd) -> io::Result<OwnedFd> {
 /// Connects to a socket at `path`.
 ///
 /// # Errors
-/// The error of `connect(2)`: no such file, no listener, another type of socket.
+/// The error of `connect(2)`: the file does not exist, has no listener, or is another type of socket.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
-    // A process that is stopped accepts no connection, and a full queue would block us forever.
+    // A stopped process accepts no connection, and a full backlog would block this thread forever.
     limit_wait(&fd, CONNECT_LIMIT)?;
     let address = UnixAddr::new(path)?;
     uninterrupted(|| Ok(connect(fd.as_raw_fd(), &address)?))?;
     Ok(fd)
 }
 
-/// As [`connect_to`], over a stream socket. Connecting, and then each send and each receive, may take `limit`.
+/// As [`connect_to`], over a stream socket. `limit` is the time limit of connecting and of each send and receive.
 ///
 /// # Errors
 /// As [`connect_to`].
@@ -171,7 +173,7 @@ pub fn connect_stream(path: &Path, limit: Duration) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// As [`connect_to`], to the abstract address `address`, with a limit of its own.
+/// As [`connect_to`], to an abstract address, with a time limit.
 ///
 /// # Errors
 /// As [`connect_to`].
@@ -182,11 +184,11 @@ pub fn connect_abstract(address: &str, limit: Duration) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether a process has a stream or packet socket at `path`, without connecting to it: a socket of another kind cannot connect,
-/// and gets an answer only if there is one.
+/// Whether a process has a stream or packet socket at `path`, without connecting to it: a socket of another type cannot
+/// connect, but the error shows whether there is one.
 ///
 /// # Errors
-/// What `connect(2)` says: no right to the path, a file that is no socket.
+/// Other errors of `connect(2)`: no permission, or the file is not a socket.
 pub fn is_bound(path: &Path) -> io::Result<bool> {
     let probe = unix_socket(SockType::Datagram, SockFlag::empty())?;
     match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
@@ -199,7 +201,7 @@ pub fn is_bound(path: &Path) -> io::Result<bool> {
 /// Whether a process listens on the packet socket at `path`.
 ///
 /// # Errors
-/// There is nothing at `path`, or no right to it.
+/// The path does not exist, or this user has no permission.
 pub fn answers(path: &Path) -> io::Result<bool> {
     match connect_now(path) {
         Ok(_) => Ok(true),
@@ -212,7 +214,7 @@ pub fn answers(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// The process that made a connection, from the kernel.
+/// The process that made a connection, as reported by the kernel.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -226,9 +228,9 @@ pub fn answers(path: &Path) -> io::Result<bool> {
 /// ```
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Peer {
-    /// Process id, as this process's pid namespace numbers it; 0 when it does not.
+    /// Process id in this pid namespace; 0 if it has none there.
     pub pid: u32,
-    /// User, as this process's user namespace numbers it.
+    /// User id in this user namespace.
     pub uid: u32,
     /// The effective group id.
     pub gid: u32,
@@ -237,22 +239,23 @@ pub struct Peer {
 /// The process that made the connection.
 ///
 /// # Errors
-/// `fd` is no unix socket.
+/// `fd` is not a unix socket.
 pub fn peer(fd: &impl AsFd) -> io::Result<Peer> {
     let peer = nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerCredentials)?;
     Ok(Peer { pid: u32::try_from(peer.pid()).unwrap_or(0), uid: peer.uid(), gid: peer.gid() })
 }
 
-/// The groups, beside its own, of the process that made the connection, when it did.
+/// The supplementary groups of the process that made the connection, at that time.
 ///
 /// # Errors
-/// `fd` is no unix socket; more than 1024 groups (`ERANGE`).
+/// `fd` is not a unix socket; more than 1024 groups (`ERANGE`).
 #[expect(unsafe_code, reason = "nix has no SO_PEERGROUPS")]
 pub fn peer_groups(fd: &impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups = vec![0_u32; 1024];
     let mut len = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or_default();
     let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `len` bytes to a buffer of that many, and `len`; both live until the call returns.
+    // SAFETY: the kernel writes at most `len` bytes to a buffer of that size, and `len`; both live until the call
+    // returns.
     let result = unsafe {
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERGROUPS, groups.as_mut_ptr().cast(), &raw mut len)
     };
@@ -261,10 +264,10 @@ pub fn peer_groups(fd: &impl AsFd) -> io::Result<Vec<u32>> {
     Ok(groups)
 }
 
-/// A pidfd of the process that made the connection: readable when it has ended. Since Linux 6.5.
+/// A pidfd of the process that made the connection, readable when it has ended. Since Linux 6.5.
 ///
 /// # Errors
-/// An older kernel (`ENOPROTOOPT`), a process that has been reaped (`ESRCH` or `EINVAL`), or no unix socket.
+/// An older kernel (`ENOPROTOOPT`), a process that has been reaped (`ESRCH` or `EINVAL`), or not a unix socket.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -280,10 +283,10 @@ pub fn peer_pidfd(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerPidfd)?)
 }
 
-/// As [`connect_to`], and the connection does not block: neither does this.
+/// As [`connect_to`], without waiting; the connection is non-blocking.
 ///
 /// # Errors
-/// As there; `WouldBlock` when too many wait at the other end.
+/// As [`connect_to`]; `WouldBlock` if the backlog is full.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -300,10 +303,10 @@ pub fn connect_now(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Makes receiving and sending give up after `limit`.
+/// Sets the time limit of receiving and sending.
 ///
 /// # Errors
-/// `fd` is no socket.
+/// `fd` is not a socket.
 pub fn limit_wait(fd: &impl AsFd, limit: Duration) -> io::Result<()> {
     let fd = &fd.as_fd();
     let limit = TimeVal::new(limit.as_secs().cast_signed(), i64::from(limit.subsec_micros()));
@@ -315,7 +318,7 @@ pub fn limit_wait(fd: &impl AsFd, limit: Duration) -> io::Result<()> {
 /// Sends one packet with descriptors.
 ///
 /// # Errors
-/// The other end is closed (`EPIPE`), or its queue is full and `fd` does not block (`EAGAIN`).
+/// The other end is closed (`EPIPE`), or its queue is full and `fd` is non-blocking (`EAGAIN`).
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -348,8 +351,8 @@ fn send_once(fd: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: MsgFla
     Ok(())
 }
 
-/// Repeats what a signal handler of the application interrupted: such a call has done nothing. A wait with a limit begins
-/// anew each time, so there is a limit to all of them together.
+/// Repeats a call that a signal handler of the application interrupted before it did anything. A wait with a limit
+/// starts over each time, so there is a limit for all of them together.
 fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {
@@ -364,11 +367,12 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Receives one packet; an empty one means that the other end is closed. Descriptors are owned before anything can fail.
+/// Receives one packet; an empty one means that the other end is closed. Descriptors are owned before anything can
+/// fail.
 ///
 /// # Errors
-/// `InvalidData`: more bytes or descriptors than any packet of the protocol has; `EMFILE`: this process had no numbers left
-/// for its descriptors, and those that came are closed; `WouldBlock`.
+/// `InvalidData`: more bytes or descriptors than the protocol allows; `EMFILE`: this process had no numbers left for
+/// its descriptors, and the received ones are closed; `WouldBlock`.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -384,7 +388,7 @@ pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     receive_from(fd).map(|packet| (packet.bytes, packet.fds))
 }
 
-/// One packet with its sender.
+/// A received packet with its sender.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -400,25 +404,25 @@ pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 /// ```
 #[derive(Debug)]
 pub struct Packet {
-    /// What was sent; nothing when the other end is closed.
+    /// The bytes of the packet; empty if the other end is closed.
     pub bytes: Vec<u8>,
-    /// The descriptors that came along.
+    /// The descriptors of the packet.
     pub fds: Vec<OwnedFd>,
-    /// The sender, as numbered in this process's pid namespace; 0 if it has no number there, or was not requested.
+    /// The process id of the sender in this pid namespace; 0 if it has none there, or was not requested.
     pub sender_pid: u32,
     /// A pidfd of the sender, since Linux 6.5; `None` also if no descriptor was free for it.
     pub sender_pidfd: Option<OwnedFd>,
-    /// There were more bytes than any packet of the protocol has; the rest is lost.
+    /// Whether the packet had more bytes than the protocol allows; the rest is lost.
     pub bytes_cut: bool,
-    /// There were more descriptors than this process had numbers for; the rest is closed.
+    /// Whether the packet had more descriptors than this process had numbers for; the rest is closed.
     pub fds_cut: bool,
 }
 
-/// Has the kernel say with each packet which process sent it: the connection says only who made it, and may be another's
-/// since. Connections do as their listener did when they were made. `by_pidfd`: with a pidfd, where the kernel has that.
+/// Makes the kernel report the sender of each packet, because a connection may have been passed on since it was made.
+/// Connections inherit the option from their listener. `by_pidfd` requests a pidfd too, if the kernel supports that.
 ///
 /// # Errors
-/// `fd` is no unix socket.
+/// `fd` is not a unix socket.
 pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
     setsockopt(&fd.as_fd(), sockopt::PassCred, &true)?;
     match set_pass_pidfd(fd.as_fd(), by_pidfd) {
@@ -432,17 +436,17 @@ pub fn ask_for_senders(fd: &impl AsFd, by_pidfd: bool) -> io::Result<()> {
 fn set_pass_pidfd(fd: BorrowedFd<'_>, on: bool) -> nix::Result<()> {
     let on = i32::from(on);
     let len = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or_default();
-    // SAFETY: the kernel reads `len` bytes at the address of a number that lives until the call returns.
+    // SAFETY: the kernel reads `len` bytes of a number that lives until the call returns.
     let result = unsafe {
         libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PASSPIDFD, (&raw const on).cast(), len)
     };
     Errno::result(result).map(drop)
 }
 
-/// As [`receive`], and says who sent it, where [`ask_for_senders`] was said before.
+/// As [`receive`], with the sender, if [`ask_for_senders`] was called before.
 ///
 /// # Errors
-/// As there.
+/// As [`receive`].
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -459,11 +463,11 @@ pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
     is_whole.map(|()| packet)
 }
 
-/// As [`receive_from`], with the descriptors of what is no packet of the protocol, too: closing those of a stranger may take
-/// as long as the stranger likes, and must not be done where others wait.
+/// As [`receive_from`], but returns the descriptors of invalid packets too: closing descriptors of an untrusted peer
+/// can take any time, and must not be done in a thread that others wait for.
 ///
 /// # Errors
-/// `WouldBlock`, and what `recvmsg(2)` says; beside the packet, `InvalidData` and `EMFILE` as [`receive`].
+/// `WouldBlock`, and other errors of `recvmsg(2)`; in the second result `InvalidData` and `EMFILE` as for [`receive`].
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -482,7 +486,8 @@ pub fn receive_all(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
     let is_whole = if packet.bytes_cut || packet.fds.len() > MAX_FDS {
         Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any of this protocol"))
     } else if packet.fds_cut {
-        // There is room for the maximum number, so descriptors were lost because this process has no free numbers.
+        // The buffer has room for the maximum number, so descriptors were lost because this process has no free
+        // numbers.
         Err(io::Error::from_raw_os_error(libc::EMFILE))
     } else {
         Ok(())
@@ -490,10 +495,10 @@ pub fn receive_all(fd: &impl AsFd) -> io::Result<(Packet, io::Result<()>)> {
     Ok((packet, is_whole))
 }
 
-/// Takes one packet as it came, without waiting, however many descriptors it has.
+/// Receives one packet without waiting and without checks, with any number of descriptors.
 ///
 /// # Errors
-/// `WouldBlock`; what `recvmsg(2)` says.
+/// `WouldBlock`; other errors of `recvmsg(2)`.
 pub fn receive_now(fd: &impl AsFd) -> io::Result<Packet> {
     loop {
         match receive_once(fd, libc::MSG_DONTWAIT) {
@@ -511,15 +516,15 @@ fn receive_once(fd: &impl AsFd, flags: i32) -> io::Result<Packet> {
     Ok(Packet { bytes, fds, sender_pid, sender_pidfd, bytes_cut, fds_cut })
 }
 
-/// Receives the next bytes of a stream, with the descriptors that came along; 0 bytes mean that the other end is closed.
+/// Receives the next bytes of a stream with their descriptors; 0 bytes mean that the other end is closed.
 ///
 /// # Errors
-/// `WouldBlock` after the limit of the connection; what `recvmsg(2)` says.
+/// `WouldBlock` after the time limit of the connection; other errors of `recvmsg(2)`.
 pub fn receive_part(fd: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     receive_into(fd, bytes, 0).map(|received| (received.len, received.fds))
 }
 
-/// Receives one byte without waiting; `None` when there is none.
+/// Receives one byte without waiting. `None` if there is none.
 ///
 /// # Errors
 /// `UnexpectedEof`: the other end is closed.
@@ -533,23 +538,23 @@ pub fn receive_byte(fd: &impl AsFd) -> io::Result<Option<u8>> {
     }
 }
 
-/// Whether there is a packet, or the other end is closed. What comes with the packet stays where it is.
+/// Whether there is a packet, or the other end is closed. The packet and its descriptors stay in the queue.
 ///
 /// # Errors
-/// `WouldBlock`: neither; what `recv(2)` says.
+/// `WouldBlock` if neither; other errors of `recv(2)`.
 pub fn has_packet(fd: &impl AsFd) -> io::Result<()> {
     recv(fd.as_fd().as_raw_fd(), &mut [0], MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)?;
     Ok(())
 }
 
-/// A connection that is over, and in whose queue something waits. Closing it may take as long as the other end likes, because in
-/// the queue there may be a descriptor whose close blocks: drop it in a thread that may block. It is emptied before it
-/// is closed; otherwise the other end would get a reset, and not what was last sent to it.
+/// A closed connection with packets in its queue. Dropping it may take any time, because the queue may contain a
+/// descriptor whose close blocks: drop it in a thread that may block. It is emptied before it is closed; otherwise the
+/// other end would get a reset instead of the last packets.
 #[derive(Debug)]
 pub struct Unread(Option<OwnedFd>);
 
 impl Unread {
-    /// The connection, with all that waits in it.
+    /// The connection, with the packets in its queue.
     pub(crate) fn into_connection(mut self) -> Option<OwnedFd> {
         self.0.take()
     }
@@ -562,12 +567,13 @@ impl Drop for Unread {
     }
 }
 
-/// Ends a connection for all who have it, before its last descriptor is closed.
+/// Shuts down a connection for all processes that have it, before its last descriptor is closed.
 pub fn shut(connection: &impl AsFd) {
     let _ = shutdown(connection.as_fd().as_raw_fd(), Shutdown::Both);
 }
 
-/// Ends a connection. It is closed if nothing waits in its queue; otherwise it is returned, to be dropped in a thread that may block.
+/// Shuts down a connection. It is closed if its queue is empty; otherwise it is returned, to be dropped in a thread
+/// that may block.
 ///
 /// ```
 /// use shmesh_sys::socket::{hang_up, pair, receive, send};
@@ -582,7 +588,7 @@ pub fn shut(connection: &impl AsFd) {
 /// ```
 #[must_use = "closing it may block"]
 pub fn hang_up(connection: OwnedFd) -> Option<Unread> {
-    // Nothing more comes in from now on.
+    // No further packets are received from now on.
     let _ = shutdown(connection.as_raw_fd(), Shutdown::Read);
     // From now on every packet has its sender, which distinguishes an empty packet from the end.
     let _ = setsockopt(&connection, sockopt::PassCred, &true);
@@ -594,8 +600,8 @@ pub fn hang_up(connection: OwnedFd) -> Option<Unread> {
     Some(Unread(Some(connection)))
 }
 
-/// Whether there is a packet. There is no room for what comes along with one, so that none of it is taken, and the kernel says
-/// that something was left out: with an empty packet at least its sender, at the end nothing.
+/// Whether there is a packet. The call has no room for control messages, so none is taken, and the kernel reports that
+/// something was left out: with an empty packet at least its sender, at the end nothing.
 fn is_unread(connection: &OwnedFd) -> bool {
     peek(connection).is_ok_and(|(len, flags)| len > 0 || flags & libc::MSG_CTRUNC != 0)
 }
@@ -614,7 +620,7 @@ fn peek(fd: &OwnedFd) -> io::Result<(usize, i32)> {
     Ok((len, message.msg_flags))
 }
 
-/// What one call has brought.
+/// The result of one receiving call.
 #[derive(Default)]
 struct RawPacket {
     len: usize,
@@ -624,8 +630,8 @@ struct RawPacket {
     sender_pidfd: Option<OwnedFd>,
 }
 
-/// One packet, with the descriptors of one that was cut off, too. That is why this is not left to nix: it hides them, and
-/// they would never be closed.
+/// Receives one packet, including the descriptors of a truncated one. nix hides these, so that they would never be
+/// closed.
 #[expect(unsafe_code, reason = "nix does not tell of descriptors that came with a packet that was cut off")]
 fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<RawPacket> {
     let mut space = [0_u64; CONTROL_WORDS];
@@ -636,32 +642,32 @@ fn receive_into(fd: &impl AsFd, bytes: &mut [u8], flags: i32) -> io::Result<RawP
     message.msg_iovlen = 1;
     message.msg_control = space.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&space) as _;
-    // SAFETY: both buffers live until the end of this function, and their lengths are theirs.
+    // SAFETY: both buffers live until the end of this function, and the lengths are theirs.
     let len =
         unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC) };
     let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
     let mut received = RawPacket { len, flags: message.msg_flags, ..RawPacket::default() };
     // SAFETY: the kernel has filled `message`, and its control buffer is aligned for the headers in it.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-    // SAFETY: it is null, or a header that the kernel has written into the control buffer.
+    // SAFETY: `next` is null, or a header that the kernel has written into the control buffer.
     while let Some(header) = unsafe { next.as_ref() } {
-        // SAFETY: no more than the offset of the data in a message.
+        // SAFETY: computes the offset of the data in a control message.
         let start = unsafe { libc::CMSG_LEN(0) } as usize;
         #[allow(clippy::unnecessary_cast, reason = "it has 32 bits in musl")]
         let len = (header.cmsg_len as usize).saturating_sub(start);
         // SAFETY: the data follow their header.
         let data = unsafe { libc::CMSG_DATA(next) };
-        // SAFETY: so many whole numbers follow the header, of which the kernel has written each.
+        // SAFETY: this many whole numbers follow the header, all of which the kernel has written.
         let numbers =
             (0..len / size_of::<RawFd>()).map(|i| unsafe { data.cast::<RawFd>().add(i).read_unaligned() });
         match (header.cmsg_level, header.cmsg_type) {
-            // Each is read once, and owned from here on.
+            // Each number is read once, and owned from here on.
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => received.fds.extend(numbers.map(own)),
-            // Below 0 it is an error number: no descriptor was left.
+            // A number below 0 is an error number: no descriptor was left.
             (libc::SOL_SOCKET, SCM_PIDFD) => {
                 received.sender_pidfd = numbers.take(1).find(|raw| *raw >= 0).map(own);
             }
-            // The first number of `ucred` is the pid.
+            // The first field of `ucred` is the pid.
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                 received.sender_pid = numbers.take(1).find_map(|pid| u32::try_from(pid).ok()).unwrap_or(0);
             }

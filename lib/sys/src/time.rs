@@ -2,14 +2,14 @@
 
 use std::io;
 
-/// A time as C has it.
+/// The C structure of a time.
 pub use libc::timespec;
 
-/// The time since boot, in the clock ticks that start times of processes are in: a process that has started by now has no
-/// greater start time.
+/// The time since boot, in the clock ticks of process start times: no process that is running now has a later start
+/// time.
 ///
 /// # Errors
-/// The kernel has no such clock.
+/// The kernel does not have this clock.
 pub fn boot_ticks() -> io::Result<u64> {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
     let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100).max(1);
@@ -17,10 +17,10 @@ pub fn boot_ticks() -> io::Result<u64> {
     u64::try_from(ticks).map_err(io::Error::other)
 }
 
-/// Bytes of a page of memory.
+/// Size of a page of memory in bytes.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn page_bytes() -> io::Result<u64> {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?;
     page.and_then(|page| u64::try_from(page).ok()).ok_or_else(|| io::ErrorKind::Unsupported.into())

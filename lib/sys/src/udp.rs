@@ -1,4 +1,4 @@
-//! Datagrams between nodes, on the sockets of the standard library.
+//! UDP datagrams between nodes, on the sockets of the standard library.
 
 use std::io::{self, IoSlice};
 use std::net::UdpSocket;
@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{MsgFlags, recv, sendmsg, setsockopt, sockopt};
 
-/// Asks the kernel to keep `bytes` until they are received. It gives what `net.core.rmem_max` permits, and all of it to a process
-/// with `CAP_NET_ADMIN`.
+/// Requests a receive buffer of `bytes` from the kernel, which grants up to `net.core.rmem_max`, and all of it to a
+/// process with `CAP_NET_ADMIN`.
 pub fn set_receive_buffer(socket: &UdpSocket, bytes: usize) {
     let _ = setsockopt(socket, sockopt::RcvBuf, &bytes);
     let _ = setsockopt(socket, sockopt::RcvBufForce, &bytes);

@@ -1,4 +1,4 @@
-//! The user of this process, and what it may do.
+//! The user of this process, and its permissions.
 
 use std::path::Path;
 
@@ -12,22 +12,22 @@ pub fn effective() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// Whether this process may make files in a directory.
+/// Checks whether this process may create files in a directory.
 ///
 /// # Errors
-/// Why it may not.
+/// The reason why it may not.
 pub fn may_write_in(dir: &Path) -> Result<(), Errno> {
     access(dir, AccessFlags::W_OK | AccessFlags::X_OK)
 }
 
-/// Gives this process the user `uid` for good: real, effective and saved. Its files in `/proc` stay its own.
+/// Changes the user of this process to `uid` for ever: real, effective and saved. Its files in `/proc` stay its own.
 ///
 /// # Errors
-/// This process is not root.
+/// The process is not root.
 pub fn become_user(uid: u32) -> std::io::Result<()> {
     let user = nix::unistd::Uid::from_raw(uid);
     nix::unistd::setresuid(user, user, user)?;
-    // Otherwise the files that a driver reads of its own process would be root's.
+    // Otherwise the files in `/proc` that a driver reads of its own process would belong to root.
     nix::sys::prctl::set_dumpable(true)?;
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! What peers do with device memory.
+//! Orders of peers about device memory.
 
 use shmesh::client::Happened;
 use shmesh::config::PoolId;
 use shmesh::device::{BareTgid, DeviceKey, DevicePool, ExportFlags, HostMemory, PoolMemory, Session};
 use shmesh::{Error, Link};
 
-/// What a peer does with `cuda_data` of its link, in device memory of this kind.
+/// The pool `cuda_data` of a peer's link, in device memory of this kind.
 pub struct OnDevice<M: PoolMemory>(pub Option<DevicePool<M>>);
 
 impl<M: PoolMemory> OnDevice<M> {
@@ -44,7 +44,7 @@ impl<M: PoolMemory> OnDevice<M> {
             (["receive"], Some(pool)) => {
                 return link.receive()?.map_or(Ok("none".to_owned()), |message| text_of(&message, pool));
             }
-            // Sends until it is killed; the text tells the id.
+            // Sends until it is killed; the text of a message contains its id.
             (["pump"], Some(pool)) => {
                 for id in 0.. {
                     loop {
@@ -58,7 +58,7 @@ impl<M: PoolMemory> OnDevice<M> {
                     }
                 }
             }
-            // As a program does that is killed with them in its hands.
+            // Keeps it until the process is killed.
             (["hold", text], Some(pool)) => std::mem::forget(loan(pool, text)?),
             (["hold-message"], Some(_)) => std::mem::forget(link.receive()?.expect("a message")),
             _ => panic!("no such order: {words:?}, or the pool is not open"),
@@ -67,7 +67,7 @@ impl<M: PoolMemory> OnDevice<M> {
     }
 }
 
-/// A key as tests pass it on: its characters, without the zero.
+/// A key as text for tests: its characters, without the zero.
 pub fn key_text(key: &DeviceKey) -> String {
     key.as_bytes()[..64].iter().map(|&byte| char::from(byte)).collect()
 }
@@ -77,7 +77,7 @@ pub fn key_of(text: &str) -> DeviceKey {
     DeviceKey::from_wild(&bytes).expect("64 characters")
 }
 
-/// What happened, as tests ask for it.
+/// An event as text for tests.
 pub fn event_text(happened: Option<Happened>) -> String {
     let text = match happened {
         None => "none",
@@ -90,16 +90,16 @@ pub fn event_text(happened: Option<Happened>) -> String {
     text.to_owned()
 }
 
-/// A session with the broker, and what came of it.
+/// A session with the broker, with its imports and exports.
 #[derive(Default)]
 pub(crate) struct Sessions {
     session: Option<Session>,
-    /// What was imported, by the key as text.
+    /// Imported memory, by the key as text.
     imported: Vec<(String, std::sync::Arc<HostMemory>)>,
 }
 
 impl Sessions {
-    /// One order about device memory.
+    /// Executes one order about device memory.
     pub(crate) fn obey(&mut self, words: &[&str]) -> shmesh::Result<String> {
         if words == ["connect"] {
             let dir = std::env::var_os("SHMESH_DIR").expect("the directory");

@@ -67,8 +67,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// The next signal of a notification or post on this link's bell; `None` if there is none. Signals of participants that have attached may
-/// come at any time, and are passed over.
+/// The next signal of a notification or post on this link's bell; `None` if there is none. Signals of attaching
+/// participants may arrive at any time, and are skipped.
 pub fn notified(link: &Link) -> Option<u64> {
     loop {
         match link.take_signal().expect("a signal can be taken") {
@@ -111,7 +111,7 @@ pub fn pose_as_host(dir: &Path) -> PathBuf {
     dir.join("link.broker-7")
 }
 
-/// Connects to the broker of the link `link` like a stranger, with timeouts of [`HANGS`].
+/// Connects to the broker of the link `link` without the library, with timeouts of [`HANGS`].
 pub fn stranger(dir: &Path) -> OwnedFd {
     let fd = socket::connect_to(&broker(dir)).unwrap();
     let limit = TimeVal::new(HANGS.as_secs().cast_signed(), 0);

@@ -1,4 +1,4 @@
-//! The orders that peers obey, and what they do to themselves before.
+//! The orders that peers execute, and preparations before them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use crate::device::{OnDevice, Sessions};
 use crate::{config, kind_of, receive, send, serve_by};
 
-/// The other end of [`Peer`]: obeys until its standard input ends.
+/// The other end of a [`Peer`]: executes orders until its standard input ends.
 pub fn serve() {
     let mut obedient =
         Obedient { pool: OnDevice(None), link: None, clones: Vec::new(), sessions: Sessions::default() };
@@ -18,7 +18,7 @@ pub fn serve() {
 }
 
 struct Obedient {
-    /// Before the link that it is of.
+    /// Declared before the link that it belongs to.
     pool: OnDevice<HostMemory>,
     link: Option<Link>,
     clones: Vec<Link>,
@@ -63,7 +63,7 @@ impl Obedient {
                 self.link = None;
                 return ok;
             }
-            // As a library does that knows of it.
+            // As a library does that uses `fork(3)`.
             "fork" => {
                 fork_child(|| {
                     // SAFETY: the child polls, and leaves.
@@ -74,7 +74,7 @@ impl Obedient {
                 });
                 return ok;
             }
-            // By a system call, of which no handler learns: the child keeps all descriptors.
+            // By a system call, which runs no fork handlers: the child keeps all descriptors.
             "fork-unseen" => {
                 fork_child(|| {
                     // SAFETY: as above.
@@ -118,11 +118,11 @@ impl Obedient {
                     format!("{} {} {same}", message.msg_id(), message.data().len())
                 }));
             }
-            // As a program does that is killed with them in its hands.
+            // Keeps it until the process is killed.
             "hold-loan" => std::mem::forget(link.loan_with(PoolId::CpuData)?),
             "hold-message" => std::mem::forget(link.receive()?.expect("a message")),
             "typed" => link.try_clone()?.typed_as::<[u64]>(word(0))?.send(&[1, 2, 3])?,
-            // As a program does that is killed with it.
+            // Keeps it until the process is killed.
             "hold-typed" => std::mem::forget(link.try_clone()?.typed_as::<[u64]>(word(0))?),
             "clone" => {
                 let clone = link.try_clone()?;
@@ -150,7 +150,7 @@ impl Obedient {
             "take_signal" => return Ok(format!("{:?}", link.take_signal()?)),
             "strict" => {
                 let trips = i32::try_from(number(0)).expect("a number");
-                // Lists and roles are set up at the first use.
+                // Lists and roles are initialized at their first use.
                 send(link, -1, "x")?;
                 link.send_inline(-1, 0, b"x")?;
                 allow_only_read_and_write();
@@ -174,7 +174,7 @@ impl Obedient {
     }
 }
 
-/// An event in words, as far as it is the same in each pid namespace.
+/// An event in words that are the same in each pid namespace.
 fn event_text(event: Option<PeerEvent>) -> String {
     let (what, peer) = match event {
         None => return "none".to_owned(),
@@ -187,13 +187,13 @@ fn event_text(event: Option<PeerEvent>) -> String {
     format!("{what} {} {}", peer.word.side(), peer.seat)
 }
 
-/// Makes a child that does nothing, until the test closes the standard input of this process.
+/// Creates a child that does nothing until the test closes the standard input of this process.
 fn fork_child(fork: impl FnOnce() -> i32) {
     let child = fork();
     assert!(child >= 0, "fork");
     if child == 0 {
         let mut fds = [libc::pollfd { fd: 0, events: 0, revents: 0 }];
-        // SAFETY: system calls with a value that lives here; nothing of the parent is to run.
+        // SAFETY: system calls with a local value; no code of the parent may run.
         #[expect(unsafe_code, reason = "only calls that are safe after a fork")]
         unsafe {
             while libc::poll(fds.as_mut_ptr(), 1, -1) < 1 {}
@@ -204,12 +204,12 @@ fn fork_child(fork: impl FnOnce() -> i32) {
 
 #[expect(unsafe_code, reason = "nix has no call for strict seccomp")]
 fn allow_only_read_and_write() {
-    // SAFETY: it changes nothing but what the kernel lets this thread do: any other system call kills the process.
+    // SAFETY: it only restricts the system calls of this thread: any other one kills the process.
     let done = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) };
     assert_eq!(done, 0, "strict seccomp");
 }
 
-/// What a peer does to itself before it comes to the link.
+/// Prepares a peer before it attaches to the link.
 fn prepare(words: &[&str]) {
     use nix::mount::{MsFlags, mount};
     use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
@@ -219,14 +219,14 @@ fn prepare(words: &[&str]) {
             .expect("private");
     };
     match *words {
-        // A small tmpfs on a directory, that only this process sees.
+        // A small tmpfs on a directory, visible to this process only.
         ["tmpfs", dir, size] => {
             private();
             let size = format!("size={size}");
             mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(size.as_str()))
                 .expect("mount a tmpfs");
         }
-        // Memory cgroups of both versions that say so, that only this process sees.
+        // Memory cgroups of both versions with these values, visible to this process only.
         ["memory", limit, usage] => {
             private();
             let root = PathBuf::from("/sys/fs/cgroup");
@@ -242,7 +242,7 @@ fn prepare(words: &[&str]) {
                 std::fs::write(root.join(file), value).expect("a file");
             }
         }
-        // Its user, its group, and the groups that it is in beside that.
+        // Its user, its group, and its supplementary groups.
         ["user", uid, gid, ref groups @ ..] => {
             let (uid, gid) = (uid.parse().expect("a uid"), gid.parse().expect("a gid"));
             let mut groups: Vec<_> =
@@ -252,7 +252,7 @@ fn prepare(words: &[&str]) {
             setgid(Gid::from_raw(gid)).expect("setgid");
             setuid(Uid::from_raw(uid)).expect("setuid");
         }
-        // It has all that it may have, or may have more.
+        // Uses all descriptors of its limit, or raises the limit.
         ["descriptors", wanted] => {
             use nix::sys::resource::{Resource, getrlimit, setrlimit};
             let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
@@ -264,7 +264,7 @@ fn prepare(words: &[&str]) {
                 }
             }
         }
-        // Fewer than it has already.
+        // Fewer descriptors than it has already.
         ["limit", limit] => {
             use nix::sys::resource::{Resource, getrlimit, setrlimit};
             let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");

@@ -69,7 +69,7 @@ impl Peer {
         let output = child.stdout.take().expect("piped");
         let (tell, answers) = mpsc::channel();
         std::thread::spawn(move || {
-            // The test harness talks too; what is ours begins with '@', wherever in the line that is.
+            // The test harness prints to the same output; our lines begin with '@', wherever in the line that is.
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if let Some((_, answer)) = line.split_once('@')
                     && tell.send(answer.to_owned()).is_err()
@@ -87,7 +87,7 @@ impl Peer {
         self.child.id()
     }
 
-    /// Gives an order without waiting for the answer.
+    /// Sends an order without waiting for the answer.
     #[track_caller]
     pub fn order(&mut self, line: &str) {
         let commands = self.commands.as_mut().expect("the peer lives");
@@ -100,25 +100,25 @@ impl Peer {
         self.answers.recv_timeout(HANGS).expect("an answer of the peer")
     }
 
-    /// Whether it has answered its last order, and what.
+    /// The answer to the last order, if it has arrived.
     pub fn answered(&self) -> Option<String> {
         self.answers.try_recv().ok()
     }
 
-    /// Gives an order and waits for the answer.
+    /// Sends an order and waits for the answer.
     #[track_caller]
     pub fn ask(&mut self, line: &str) -> String {
         self.order(line);
         self.answer()
     }
 
-    /// Gives an order that must be answered with "ok" alone.
+    /// Sends an order that must be answered with "ok".
     #[track_caller]
     pub fn tell(&mut self, line: &str) {
         assert_eq!(self.ask(line), "ok", "{line}");
     }
 
-    /// Ends it as a crash does.
+    /// Kills it, as in a crash.
     pub fn kill(mut self) {
         let pid = self.pid();
         // In a namespace of its own it is a child of `unshare`, and dies after it.
@@ -127,13 +127,13 @@ impl Peer {
         self.child.kill().expect("kill the peer");
         self.child.wait().expect("reap the peer");
         for child in children.split_whitespace() {
-            // One that has changed its user no longer dies with its parent.
+            // A peer that has changed its user does not die with its parent.
             let pid = nix::unistd::Pid::from_raw(child.parse().expect("a pid"));
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
             let stat = PathBuf::from(format!("/proc/{child}/stat"));
             until("the peer has ended", || {
                 let text = std::fs::read_to_string(&stat).unwrap_or_default();
-                // Its first thread may end before the others, which have the descriptors, too.
+                // Its main thread may end before the others, which have the descriptors, too.
                 text.rsplit_once(") ").is_none_or(|(_, rest)| {
                     rest.starts_with(['Z', 'X']) && rest.split(' ').nth(17) == Some("1")
                 })
@@ -141,7 +141,7 @@ impl Peer {
         }
     }
 
-    /// Lets it end as a program does that returns from `main`.
+    /// Lets it return from `main`.
     pub fn exit(mut self) {
         drop(self.commands.take());
         let start = Instant::now();
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Stops it, as a debugger does, and waits until it is.
+    /// Stops it by SIGSTOP, and waits until it has stopped.
     pub fn stop(&self) {
         self.signal(nix::sys::signal::Signal::SIGSTOP);
         until("the peer stops", || self.state() == Some('T'));
@@ -161,7 +161,7 @@ impl Peer {
         self.signal(nix::sys::signal::Signal::SIGCONT);
     }
 
-    /// Signals it: in a pid namespace of its own, not the process that made that.
+    /// Sends it a signal; in a pid namespace of its own, not to the `unshare` that created it.
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = self.pid();
         let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -172,7 +172,7 @@ impl Peer {
         nix::sys::signal::kill(pid, signal).expect("signal the peer");
     }
 
-    /// What `/proc/PID/stat` says after the name: from the state on.
+    /// The fields of `/proc/PID/stat` after the name, beginning with the state.
     fn stat(&self) -> Option<Vec<String>> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
         Some(stat.rsplit_once(") ")?.1.split(' ').map(str::to_owned).collect())
@@ -183,18 +183,18 @@ impl Peer {
         self.stat()?.first()?.chars().next()
     }
 
-    /// Hundredths of a second that it has run, in user and kernel mode.
+    /// CPU time in hundredths of a second, in user and kernel mode.
     pub fn ticks(&self) -> u64 {
         let stat = self.stat().expect("the peer lives");
         stat[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum()
     }
 
-    /// Waits until the thread that obeys sleeps in `poll`.
+    /// Waits until the thread that executes orders sleeps in `poll`.
     pub fn until_asleep(&self) {
         let numbers = [
             libc::SYS_futex,
             libc::SYS_ppoll,
-            // One that a signal interrupted goes on as this.
+            // The system call of a wait that was interrupted by a signal.
             libc::SYS_restart_syscall,
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll,
@@ -202,7 +202,7 @@ impl Peer {
         self.until_in(&numbers);
     }
 
-    /// Waits until the thread that obeys is in one of these system calls.
+    /// Waits until the thread that executes orders is in one of these system calls.
     pub fn until_in(&self, numbers: &[i64]) {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
         let text = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
@@ -224,9 +224,9 @@ impl Drop for Peer {
     }
 }
 
-/// As [`serve`], for peers that obey something else.
+/// As [`serve`], for peers with other orders.
 pub fn serve_by(mut obey: impl FnMut(&str) -> String) {
-    // A test that fails takes its peers with it, whatever they wait for.
+    // A failing test kills its peers, whatever they wait for.
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("end with the test");
     say("ready");
     for line in std::io::stdin().lines().map_while(Result::ok) {
@@ -236,7 +236,7 @@ pub fn serve_by(mut obey: impl FnMut(&str) -> String) {
 
 fn say(answer: &str) {
     let mut out = std::io::stdout().lock();
-    // In one piece, whatever else the process prints.
+    // Written in one piece, whatever else the process prints.
     let _ = out.write_all(format!("@{answer}\n").as_bytes());
     let _ = out.flush();
 }

@@ -1,4 +1,4 @@
-//! Running compilers, and the C programs that they make.
+//! Running compilers and C programs.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -11,11 +11,11 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-/// How long a C program may take. Longer than the alarm that a test program sets itself, so that its own message comes first. An example
-/// sets none; if one of its processes fails, the others may wait until this time is over.
+/// Time limit for a C program. It is longer than the alarm that a test program sets itself, so that its own message
+/// comes first. An example sets none; if one of its processes fails, the others may wait until this limit.
 const PROGRAM_HANGS: Duration = Duration::from_secs(400);
 
-/// Runs a command that has to succeed; what it says is shown if it does not.
+/// Runs a command that must succeed; its output is shown if it does not.
 #[track_caller]
 pub fn succeed(command: &mut Command) -> Output {
     let shown = format!("{command:?}");
@@ -37,8 +37,8 @@ fn assert_success(shown: &str, output: &Output) {
     );
 }
 
-/// Runs a command in a process group of its own, and kills the group when the command has ended or `limit` is over. Its output goes
-/// to files: unlike a pipe, they do not have to be read until the last process that has them open has ended.
+/// Runs a command in a process group of its own, and kills the group when the command has ended or `limit` is over. Its
+/// output goes to files: unlike a pipe, they need not be read until the last process that has them open has ended.
 pub fn output_within(command: &mut Command, limit: Duration) -> Output {
     let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
     let [stdout, stderr] = [0, 1].map(|i: usize| Stdio::from(files[i].try_clone().unwrap()));
@@ -46,7 +46,7 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Output {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let pid = Pid::from_raw(child.id().cast_signed());
     let start = Instant::now();
-    // Not reaped yet: until then no other process group can have its number.
+    // Not reaped yet, so no other process group can have its id.
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     while waitid(Id::Pid(pid), flags) == Ok(WaitStatus::StillAlive) && start.elapsed() < limit {
         std::thread::sleep(Duration::from_millis(2));
@@ -70,7 +70,7 @@ pub fn run_program(program: &Path, configure: impl FnOnce(&mut Command)) {
     let mut command = Command::new(program);
     command.env("SHMESH_DIR", dir.path()).env("ASAN_OPTIONS", "detect_leaks=0");
     command.env("UBSAN_OPTIONS", "print_stacktrace=1");
-    // Cargo's would find the library of an earlier build first.
+    // Cargo's value would find the library of an earlier build first.
     command.env_remove("LD_LIBRARY_PATH");
     configure(&mut command);
     let output = output_within(&mut command, PROGRAM_HANGS);

@@ -6,10 +6,10 @@ use shmesh::{ErrorKind, Link, PendingReply, Request};
 
 use crate::HANGS;
 
-/// What is kept until the process ends: of links that live as long.
+/// Requests that are kept until the process ends, as are their links.
 type HeldRequests<'a> = (Vec<PendingReply<'a>>, Vec<Request<'a>>);
 
-/// Obeys an order about requests; `None` when it is about something else.
+/// Executes an order about requests. `None` if it is about something else.
 pub(crate) fn obey(link: &Link, order: &str, words: &[&str]) -> Option<shmesh::Result<String>> {
     let number = |i: usize| words[i].parse::<usize>().expect("a number");
     Some(match order {
@@ -21,7 +21,7 @@ pub(crate) fn obey(link: &Link, order: &str, words: &[&str]) -> Option<shmesh::R
     })
 }
 
-/// Makes so many requests, with two pending at a time, and counts those whose replies are their own.
+/// Makes `count` requests, with two pending at a time, and counts those whose replies are their own.
 fn ask(link: &Link, count: usize) -> shmesh::Result<String> {
     let text = |i: usize| format!("{} asks {i}", link.seat());
     let make = |i: usize| -> shmesh::Result<PendingReply<'_>> {
@@ -52,7 +52,7 @@ fn ask(link: &Link, count: usize) -> shmesh::Result<String> {
     Ok(right.to_string())
 }
 
-/// Answers so many requests with their own bytes.
+/// Answers `count` requests with their own bytes.
 fn answer(link: &Link, count: usize) -> shmesh::Result<String> {
     let mut answered = 0;
     while answered < count {
@@ -86,7 +86,7 @@ fn echo<'a>(link: &'a Link, mut request: Request<'a>) -> shmesh::Result<()> {
     Ok(())
 }
 
-/// Takes so many requests, sends so many replies of a stream to each, and keeps them, as a program does that is killed then.
+/// Takes `count` requests, sends `replies` replies of a stream to each, and keeps them until the process is killed.
 fn hold_requests(link: &Link, count: usize, replies: usize) -> shmesh::Result<String> {
     let mut kept: HeldRequests<'_> = (Vec::new(), Vec::new());
     while kept.1.len() < count && link.wait_request(Some(HANGS))? {
@@ -106,7 +106,7 @@ fn hold_requests(link: &Link, count: usize, replies: usize) -> shmesh::Result<St
     Ok(held.to_string())
 }
 
-/// Makes so many requests and keeps them pending, as a program does that is killed then.
+/// Makes `count` requests and keeps them pending until the process is killed.
 fn leave_requests(link: &Link, count: usize) -> shmesh::Result<String> {
     let mut kept: HeldRequests<'_> = (Vec::new(), Vec::new());
     for i in 0..count {

@@ -403,7 +403,7 @@ fn type_is_replaced_when_its_participants_have_left_and_nothing_waits() {
         says(
             world.primary().typed::<Slot>(),
             "OtherType",
-            &["carries Report", "messages of that type wait", "`fresh`", "shmesh rm link"],
+            &["carries Report", "messages of that type are queued", "`fresh`", "shmesh rm link"],
         );
         drop(world.primary.receive().unwrap().expect("what the wrong one sent"));
         let primary = world.primary().typed::<Slot>().unwrap();
@@ -418,7 +418,11 @@ fn type_is_replaced_when_its_participants_have_left_and_nothing_waits() {
 fn history_of_a_broadcast_ring_keeps_its_type() {
     let world = World::new("mode=broadcast history=1");
     world.primary().typed::<Slot>().unwrap().send(&slot(1)).unwrap();
-    says(world.secondary().typed::<Report>(), "OtherType", &["carries Slot", "messages of that type wait"]);
+    says(
+        world.secondary().typed::<Report>(),
+        "OtherType",
+        &["carries Slot", "messages of that type are queued"],
+    );
     assert_eq!(world.secondary().typed::<Slot>().unwrap().receive().unwrap().unwrap().value(), &slot(1));
 }
 

@@ -24,8 +24,8 @@ pub struct Injection {
     pub warnings: Vec<String>,
 }
 
-/// Injects the links or the shared pool that a pod requests. `namespace` is where the pod is created, which it need not say
-/// itself.
+/// Injects the links or the shared pool that a pod requests. `namespace` is that of the request, which the pod itself
+/// need not have.
 ///
 /// Existing settings are kept, and injecting twice has the effect of injecting once.
 ///
@@ -35,7 +35,7 @@ pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection
     let mut edit = Edit::new(pod.clone());
     let mut warnings = Vec::new();
     let unexpected = |annotation: &str, ShapeError(path): ShapeError| {
-        let what = format!("the pod's {path} is not what Kubernetes has there");
+        let what = format!("the pod's {path} has another type than Kubernetes specifies");
         Refusal::new(annotation, Position::default(), "pod", what, "correct the pod")
     };
     if let Some(share) = Share::of(pod, config)? {

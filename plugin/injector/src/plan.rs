@@ -164,7 +164,13 @@ impl<'a> Plan<'a> {
             None => None,
             Some(text) => match bytes_of(&Value::from(text)) {
                 Some(bytes) if bytes > 0 => Some(bytes),
-                _ => return refuse("size", format!("{text:?} is no size"), "write one such as 96Mi".into()),
+                _ => {
+                    return refuse(
+                        "size",
+                        format!("{text:?} is not a size"),
+                        "write one such as 96Mi".into(),
+                    );
+                }
             },
         };
         if self.kept != Some(Scope::Pod) {
@@ -250,7 +256,7 @@ pub(crate) fn read<'a>(pod: &'a Value, key: &str) -> Result<Option<&'a str>, Ref
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => {
-            let (what, remedy) = ("it is no text", "quote it, or write it as a block with `|`");
+            let (what, remedy) = ("its value is not a string", "quote it, or write it as a block with `|`");
             Err(Refusal::new(key, Position::default(), "annotation", what, remedy))
         }
     }

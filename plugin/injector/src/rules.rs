@@ -43,11 +43,12 @@ impl Plan<'_> {
         }
         let volume = |name| pod::named(self.pod, "/spec/volumes", name);
         if volume(SHM_VOLUME).is_some_and(|volume| pod::text(volume, "/emptyDir/medium") != Some("Memory")) {
-            let what = format!("the pod has a volume {SHM_VOLUME:?} that is no emptyDir with medium Memory");
+            let what =
+                format!("the pod has a volume {SHM_VOLUME:?} that is not an emptyDir with medium Memory");
             return Err(self.refuse(at, "name", what, "rename it"));
         }
         if volume(INFO_VOLUME).is_some_and(|volume| volume.get("downwardAPI").is_none()) {
-            let what = format!("the pod has a volume {INFO_VOLUME:?} that is no downwardAPI");
+            let what = format!("the pod has a volume {INFO_VOLUME:?} that is not a downwardAPI volume");
             return Err(self.refuse(at, "name", what, "rename it"));
         }
         Ok(())
@@ -65,7 +66,7 @@ impl Plan<'_> {
             ));
         }
         if spec_is("hostPID") && !self.config.allow_host_pid {
-            let what = "spec.hostPID shows the node's processes to the pod, and the sidecar would take their numbers for \
+            let what = "with spec.hostPID the pod sees the node's processes, and the sidecar would take their process ids for \
                         those of its peers";
             let remedy = "remove hostPID, which links do not need, or have the operator set allowHostPid";
             return Err(self.refuse(at, "hostPID", what, remedy));
@@ -84,8 +85,7 @@ impl Plan<'_> {
         }
         let sees_processes = spec_is("shareProcessNamespace") || spec_is("hostPID");
         if self.kept == Some(Scope::Pod) && self.config.agent_resource.is_empty() && !sees_processes {
-            let what =
-                "the sidecar cannot know its peers: no agentResource gives it the node's identity service";
+            let what = "the sidecar cannot identify its clients: no agentResource gives it the node's identity service";
             let remedy = "set spec.shareProcessNamespace, or have the operator set agentResource";
             return Err(self.refuse(self.kept_place(), "identity", what, remedy));
         }

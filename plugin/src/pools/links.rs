@@ -15,9 +15,9 @@ use shmesh::inspect::{FileRemoval, Remains, remove_stale, stale_files, unused_na
 
 use super::SweepReport;
 
-/// Links for whose removal the directory is read in one round, so that a pool with many does not delay the others.
+/// Maximum number of links that are removed in one round, so that a pool with many does not delay the others.
 const MAX_REMOVED: usize = 64;
-/// Links that are observed in one pool. Further ones wait until some of these are removed.
+/// Maximum number of links that are observed in one pool. Further ones wait until some of these are removed.
 const MAX_LINKS: usize = 16 * 1024;
 
 /// The unused links and stale files of a pool, and since when each was seen to be unused.
@@ -73,7 +73,7 @@ fn each_due<T: Eq + Hash>(
 
 fn remove(directory: &Path, name: &LinkName, report: &mut SweepReport) {
     let remains = match Remains::unused(directory, name) {
-        // A process has it again; or a file has the name of one of the link's, but is another program's.
+        // A process uses the link again; or a file has the name of one of the link's, but belongs to another program.
         Ok(None) => return,
         Ok(Some(remains)) if !remains.foreign.is_empty() => return,
         Ok(Some(remains)) => remains,

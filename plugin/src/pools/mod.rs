@@ -5,7 +5,7 @@
 //! | `directory.rs` | creates a directory and measures its use |
 //! | `tree.rs` | walks a directory with hostile contents |
 //! | `gc.rs` | garbage collection of unused pools |
-//! | `links.rs` | garbage collection of unused links in a pool that is used |
+//! | `links.rs` | garbage collection of unused links in a pool that is in use |
 
 mod directory;
 mod gc;

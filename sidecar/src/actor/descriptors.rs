@@ -1,4 +1,4 @@
-//! Descriptors that clients send: which of them are memory, and how many each client may have.
+//! Descriptors that clients send: whether they are memory, and how many each client may have.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use crate::shares::Shares;
 /// Major number of the character devices of NVIDIA GPUs.
 const NVIDIA_MAJOR: u64 = 195;
 
-/// A process may have half of what is free.
+/// Divisor of the free descriptors for a process: it may have half of them.
 const PART_OF_PROCESS: usize = 2;
-/// An account may have as much as is free.
+/// Divisor of the free descriptors for an account: it may have as many as are free.
 const PART_OF_ACCOUNT: usize = 1;
 
 /// Limits of descriptors and of unread bytes, shared by all clients.
@@ -31,7 +31,7 @@ pub(crate) struct Descriptors {
     pub(crate) memfds_for_devices: bool,
 }
 
-/// The process and account that a descriptor counts for.
+/// The process and account that a descriptor is charged to.
 type DescriptorOwner = (ProcessId, Account);
 
 /// The descriptors of keys, and of attached processes.
@@ -63,20 +63,18 @@ impl FdTable {
             let all = self.by_account.max();
             return Err((
                 Reason::Descriptors,
-                format!("at most {all} keys with descriptors in all: {remedy}"),
+                format!("the sidecar has {all} keys with descriptors, its limit: {remedy}"),
             ));
         }
         if !self.by_account.may_take(account, 1, PART_OF_ACCOUNT) {
             let text = format!(
-                "keys with descriptors of one pod or user: at most as many as are free beside those of larger ones, and \
-                 {free} are free: {remedy}"
+                "this pod or user has its share of the keys with descriptors, as many as are free, and {free} are free: {remedy}"
             );
             return Err((Reason::DescriptorsOfAccount, text));
         }
         if !self.by_process.may_take(process, 1, PART_OF_PROCESS) {
             let text = format!(
-                "keys with descriptors for one process: at most half as many as are free beside those of larger ones, and \
-                 {free} are free: {remedy}"
+                "this process has its share of the keys with descriptors, half as many as are free, and {free} are free: {remedy}"
             );
             return Err((Reason::DescriptorsOfProcess, text));
         }
@@ -110,13 +108,13 @@ impl FdTable {
         let free = self.attached.free();
         let remedy = "end some, or raise the sidecar's limit of open files";
         if free == 0 {
-            let text = format!("at most {} attached processes in all: {remedy}", self.attached.max());
+            let text =
+                format!("the sidecar has {} attached processes, its limit: {remedy}", self.attached.max());
             return Err((Reason::Descriptors, text));
         }
         if !self.attached.may_take(account, 1, PART_OF_ACCOUNT) {
             let text = format!(
-                "attached processes of one pod or user: at most as many as places are free beside those of larger ones, \
-                 and {free} are free: {remedy}"
+                "this pod or user has its share of the attached processes, as many as places are free, and {free} are free: {remedy}"
             );
             return Err((Reason::DescriptorsOfAccount, text));
         }
@@ -130,7 +128,8 @@ impl FdTable {
 }
 
 impl Descriptors {
-    /// Whether a descriptor is what the mechanism needs. A file that can be truncated would cause SIGBUS in the importer.
+    /// Whether a descriptor is memory of the kind that the mechanism needs. A file that can be truncated would cause
+    /// SIGBUS in the importer.
     pub(super) fn is_memory_of(self, fd: &OwnedFd, mechanism: Mechanism, size: u64) -> bool {
         if mechanism != Mechanism::Host {
             // A character device, if the mechanism uses a descriptor.

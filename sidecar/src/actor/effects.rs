@@ -1,4 +1,4 @@
-//! Commands to the broker, and the effects that it answers with.
+//! Passes commands to the broker, and carries out the effects that it returns.
 
 use std::os::fd::OwnedFd;
 
@@ -16,7 +16,7 @@ impl Actor {
     }
 
     pub(super) fn tell_broker(&mut self, command: Command) {
-        // Where the identity is unknown, the record names the credentials of the connection.
+        // If the identity is unknown, the record has the credentials of the connection.
         let asked_on = match &command {
             Command::Opened { session, .. } | Command::Request { session, .. } => self.sessions.get(session),
             _ => None,

@@ -1,4 +1,4 @@
-//! Attaching to a link, the device memory of its pools, and the owners of its seats.
+//! Attaching to a link, the device memory of its pools, and its seats.
 
 use std::os::fd::OwnedFd;
 
@@ -47,10 +47,12 @@ impl Actor {
         self.send(session, &Reply::new(id, reply::Result::Attached(attached)), fds);
     }
 
-    /// Refuses a request that came while the link was not kept. The code says: connect again later.
+    /// Refuses a request because the link is not kept at the moment. The code asks the client to retry later.
     fn refuse_without_link(&mut self, session: SessionId, id: u64, op: Op, link: LinkIndex) {
-        let text =
-            format!("link {}: it is not kept just now; see the sidecar's /readyz", self.links.name(link));
+        let text = format!(
+            "link {}: the sidecar does not keep it at the moment and retries; its log and /readyz state the reason",
+            self.links.name(link)
+        );
         self.refuse(session, id, op, Code::Draining, Reason::LinkNotKept, text);
     }
 
@@ -63,20 +65,20 @@ impl Actor {
         self.sessions.iter().filter(move |(_, known)| is_attached(known)).map(|(session, _)| *session)
     }
 
-    /// Stores or hands out the device memory of a pool, as the link's segments, to attached processes only.
+    /// Stores or hands out the device memory of a pool, as with the link's segments, for attached processes only.
     pub(super) fn pool_memory(&mut self, session: SessionId, id: u64, told: &PoolMemory, fds: Vec<OwnedFd>) {
         let Some(link) = self.sessions.get(&session).map(|known| known.link) else { return };
         let Some(kept) = self.links.kept(link) else {
             return self.refuse_without_link(session, id, Op::PoolMemory, link);
         };
         if !self.attached_to(link).any(|other| other == session) {
-            let text = format!("link {}: attach to it first", self.links.name(link));
+            let text =
+                format!("link {}: this process has not attached to it; attach first", self.links.name(link));
             return self.refuse(session, id, Op::PoolMemory, Code::Denied, Reason::NotAttached, text);
         }
         let is_offer = told.id != 0;
         if is_offer && !fds.iter().all(|fd| self.descriptors.is_memory_of(fd, told.mechanism(), told.size)) {
-            let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking and \
-                        growing";
+            let text = "the descriptor must be a device, or a memfd of this size that is sealed against shrinking and growing";
             return self.refuse(session, id, Op::PoolMemory, Code::Invalid, Reason::BadDescriptors, text);
         }
         let (answer, fd, is_news) = match kept.host.pool_memory(told, fds) {
@@ -88,8 +90,9 @@ impl Actor {
         };
         if answer.id == 0 && kept.host.is_gathering() {
             let name = self.links.name(link);
-            let text =
-                format!("link {name}: a participant may still offer what the last sidecar had; ask again");
+            let text = format!(
+                "link {name}: the sidecar was restarted, and participants may still offer it the memory of this pool; retry"
+            );
             return self.send(session, &Reply::refused(id, Code::Draining, text), Vec::new());
         }
         let fds: Vec<_> = fd.into_iter().collect();
@@ -115,7 +118,7 @@ impl Actor {
         }
     }
 
-    /// Records that the process of a session sits in a seat. `false`: it was recorded before.
+    /// Records that the process of a session has a seat. Returns `false` if that was recorded before.
     fn sit(&mut self, session: SessionId, seat: u32, word: u64) -> Result<bool, Reason> {
         let known = self.sessions.get(&session);
         let Some((link, process)) = known.and_then(|known| Some((known.link, known.process?))) else {
@@ -131,7 +134,7 @@ impl Actor {
         if known.seats.contains(&entry) {
             return Ok(false);
         }
-        // A claim to a seat whose start time is another process's is refused.
+        // A claim to a seat with the start time of another process is refused.
         let is_there = self.links.participants(link).iter().any(|other| {
             other.seat == seat
                 && other.word == word

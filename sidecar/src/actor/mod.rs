@@ -1,6 +1,7 @@
-//! The actor: one task that owns all state. Sessions, deaths and identities come in as [`ActorEvent`]; packets go out to sessions.
+//! The actor: one task that owns all state. It receives connections, deaths and identities as [`ActorEvent`] and sends
+//! packets to sessions.
 //!
-//! What concerns device keys goes through the [`Broker`].
+//! Operations on device keys go through the [`Broker`].
 //!
 //! | file | concept |
 //! |---|---|
@@ -40,7 +41,7 @@ use crate::links::{LinkIndex, Links};
 use crate::metrics::Metrics;
 use crate::shares::{Share, Shares};
 
-/// Maximum age of the metrics while events come in.
+/// Maximum age of the metrics while events arrive.
 const OBSERVE_AFTER: Duration = Duration::from_millis(20);
 
 /// An event that the actor reacts to.
@@ -49,7 +50,7 @@ pub(crate) enum ActorEvent {
     Opened {
         session: SessionId,
         link: LinkIndex,
-        /// From the kernel, as this pid namespace sees them.
+        /// The credentials of the connection from the kernel, as numbered in this pid namespace.
         credentials: Option<Credentials>,
         identity: Option<PeerIdentity>,
         pidfd: Option<OwnedFd>,
@@ -58,17 +59,17 @@ pub(crate) enum ActorEvent {
     Request {
         session: SessionId,
         request: Request,
-        /// Those that can be memory.
+        /// Descriptors that can be memory.
         fds: Vec<OwnedFd>,
-        /// Whether there were others.
+        /// Whether the packet also had other descriptors.
         is_strange: bool,
-        /// Whether the process that made the connection has sent it.
+        /// Whether the packet was sent by the process that made the connection.
         is_connectors: bool,
     },
-    /// The answer to a question of the broker.
+    /// The identities that the broker has asked for.
     Resolved {
         ticket: Ticket,
-        /// `None`: the identity service did not answer.
+        /// `None` if the identity service did not answer.
         found: Option<Vec<PeerIdentity>>,
     },
     /// A session broke a rule of the protocol and is about to end.
@@ -80,7 +81,8 @@ pub(crate) enum ActorEvent {
         session: SessionId,
     },
     Died(ProcessId),
-    /// A link was lost, and its successor has new seats. The sender waits until the old seats are forgotten.
+    /// A link was lost, and its successor has new seats. The sender of this event waits until the old seats are
+    /// forgotten.
     LinkLost {
         link: LinkIndex,
         done: oneshot::Sender<()>,
@@ -93,7 +95,7 @@ pub(crate) enum ActorEvent {
 pub(crate) struct OutgoingPacket {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
-    /// Its part of the bytes that may wait; a challenge has none.
+    /// Its share of the bytes that may wait; a challenge has none.
     pub(crate) _room: Option<Share<Account>>,
 }
 
@@ -123,7 +125,7 @@ pub(crate) struct Actor {
     sessions: HashMap<SessionId, Session>,
     processes: BTreeMap<ProcessId, ConnectedProcess>,
     fd_table: FdTable,
-    /// Bytes that wait to be read, by whom they are for.
+    /// Bytes that wait to be read, by the account of the reader.
     outgoing: Arc<Mutex<Shares<Account>>>,
     myself: mpsc::Sender<ActorEvent>,
 }
@@ -155,7 +157,7 @@ impl Actor {
 
     /// Runs until `Drain`. Never wakes while idle.
     pub(crate) async fn run(mut self, mut inbox: mpsc::Receiver<ActorEvent>) {
-        // A former sidecar may have had keys.
+        // A previous sidecar may have had keys.
         self.tell_broker(Command::Recover);
         let mut observe_at = None;
         let mut is_draining = false;
@@ -189,7 +191,7 @@ impl Actor {
             }
             observe_at.get_or_insert_with(|| Instant::now() + OBSERVE_AFTER);
         }
-        // Requests that were sent before the end are answered.
+        // Requests that were sent before the end are still answered.
         inbox.close();
         while let Ok(event) = inbox.try_recv() {
             self.handle(event);
@@ -213,7 +215,7 @@ impl Actor {
             ActorEvent::Request { session, request, is_strange: true, is_connectors: true, .. }
                 if request.version == VERSION =>
             {
-                let text = "a descriptor came with it that is neither sealed memory nor a device";
+                let text = "a descriptor in this packet is neither a sealed memfd nor a device";
                 self.refuse(
                     session,
                     request.id,
@@ -255,7 +257,7 @@ impl Actor {
             Some(request::Op::Seated(seated)) => self.seated(session, seated.seat, seated.word),
             Some(request::Op::Offer(_)) => {
                 let name = self.links.name(link);
-                let text = format!("link {name} is kept by a sidecar, which has its memory");
+                let text = format!("link {name} is kept by this sidecar, which has its memory already");
                 self.refuse(session, id, Op::Offer, Code::Denied, Reason::KeptHere, text);
             }
             Some(request::Op::PoolMemory(told)) => self.pool_memory(session, id, told, fds),
@@ -273,8 +275,7 @@ impl Actor {
                 self.ask_broker(session, request, fds);
             }
             Some(op) if exported(op).is_some_and(|export| !self.are_memory_of(&fds, export)) => {
-                let text = "the descriptor is no device's, or no sealed memfd of this size: seal it against shrinking \
-                            and growing";
+                let text = "the descriptor must be a device, or a memfd of this size that is sealed against shrinking and growing";
                 self.refuse(session, id, Op::of(&request), Code::Invalid, Reason::BadDescriptors, text);
             }
             Some(op) if exported(op).is_some() && !fds.is_empty() => match self.may_export(process, op) {
@@ -287,7 +288,8 @@ impl Actor {
         }
     }
 
-    /// A process that is not identified may: the broker refuses it. So may one that has the key already: no descriptor is added.
+    /// Whether a process may export one more descriptor. A process that is not identified may, because the broker
+    /// refuses it. A process that has exported the key already may, because no descriptor is added.
     fn may_export(&self, process: Option<ProcessId>, op: &request::Op) -> Result<(), (Reason, String)> {
         if let (Some(process), request::Op::Restore(restore)) = (process, op)
             && self.broker.is_exporter(&process, &restore.key)
@@ -309,7 +311,7 @@ impl Actor {
 
     /// Refuses a packet of a process that did not make the connection.
     fn foreign(&mut self, session: SessionId, id: u64) {
-        let text = "another process made this connection: connect yourself";
+        let text = "another process made this connection; connect in the process that sends";
         self.refuse(session, id, Op::Open, Code::Denied, Reason::ForeignSender, text);
     }
 
@@ -335,7 +337,7 @@ impl Actor {
         self.metrics.denied(reason);
     }
 
-    /// A record of what a session did to its link.
+    /// An audit record of an operation of a session on its link.
     fn record(&self, session: SessionId, op: Op) -> Record {
         let known = self.sessions.get(&session);
         let identity =
@@ -360,7 +362,7 @@ impl Actor {
             Err(_) => Reason::OutgoingOfAccount,
             Ok(room) => match known.outgoing.try_send(OutgoingPacket { bytes, fds, _room: Some(room) }) {
                 Err(TrySendError::Full(_)) => Reason::Slow,
-                // Closed: the session has ended, and its event is on the way.
+                // Closed: the session has ended, and its `Ended` event follows.
                 Ok(()) | Err(TrySendError::Closed(_)) => return,
             },
         };
@@ -368,7 +370,7 @@ impl Actor {
         self.dismiss(session);
     }
 
-    /// Ends a session: its task sees the end of the queue and closes the connection. The broker gets `Closed` after that.
+    /// Ends a session: its task closes the connection at the end of the queue. The broker gets `Closed` after that.
     fn dismiss(&mut self, session: SessionId) {
         if let Some(known) = self.sessions.get_mut(&session) {
             known.outgoing = mpsc::channel(1).0;
@@ -377,7 +379,7 @@ impl Actor {
     }
 }
 
-/// What a request exports, for the first time or again.
+/// The export in a request, whether new or restored.
 fn exported(op: &request::Op) -> Option<&broker::ExportKey> {
     match op {
         request::Op::ExportKey(export) => Some(export),

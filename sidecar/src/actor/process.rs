@@ -1,4 +1,4 @@
-//! Processes that have connected: what they have, listing them for the operator, and their deaths.
+//! Processes that have connected: their sessions, links and deaths, and listing them for the operator.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -17,13 +17,14 @@ use crate::broker::{Account, Command, Op, ProcessId, Reason, SessionId};
 use crate::inspect;
 use crate::links::LinkIndex;
 
-/// A process that has connected and lives.
+/// A living process that has connected.
 #[derive(Debug, Default)]
 pub(super) struct ConnectedProcess {
     pub(super) identity: Option<PeerIdentity>,
     /// Links that it has attached to. Their participants get `PeerDied`.
     pub(super) links: BTreeSet<LinkIndex>,
-    /// The account that has its place among the attached processes. The process may change its user meanwhile.
+    /// The account that its place among the attached processes is charged to. The process may change its user
+    /// meanwhile.
     pub(super) attached: Option<Account>,
     sessions: usize,
     pub(super) is_watched_by_broker: bool,
@@ -66,7 +67,7 @@ impl Actor {
         known.watch = Some(ProcessWatch { pidfd, task });
     }
 
-    /// Forgets a process that has nothing here any more.
+    /// Forgets a process that has no session, key or link any more.
     pub(super) fn forget_if_idle(&mut self, process: ProcessId) {
         let Some(known) = self.processes.get(&process) else { return };
         // An attached process may have a seat that it has not claimed yet. It is watched until it dies, because its connections
@@ -83,7 +84,8 @@ impl Actor {
         }
     }
 
-    /// Handles the death of an importer whose event has not arrived yet: its number may belong to another process by now.
+    /// Handles the death of an importer whose event has not arrived yet, because its process id may belong to another
+    /// process by now.
     pub(super) fn check_for_death(&mut self, importer: Option<ProcessId>) {
         let watch = |process| self.processes.get(&process)?.watch.as_ref();
         if let Some(process) = importer
@@ -105,7 +107,7 @@ impl Actor {
             let reply = Reply::new(id, answer(self));
             return self.send(session, &reply, Vec::new());
         }
-        let text = "this is for the operator of the sidecar: ask where it runs, as its user or root";
+        let text = "only an operator may list this: run the command in the sidecar's container, as the sidecar's user or as root";
         self.refuse(session, id, Op::Inspect, Code::Denied, Reason::NotOperator, text);
     }
 
@@ -176,7 +178,7 @@ impl Actor {
             done.participants += taken.participants;
             done.messages += taken.messages;
         }
-        // Seats that it had taken and not claimed yet, as far as their lock or pid shows the death.
+        // Recovers seats that it had taken and not claimed yet, if their lock or pid shows the death.
         for (_, kept) in self.links.all_kept() {
             done.participants += kept.host.recover().participants;
         }

@@ -1,17 +1,17 @@
-//! A file that does not fill the disk: when it is full it becomes `<file>.1`, in the place of the one that was that.
+//! A log file of bounded size: when it is full it is renamed to `<file>.1`, replacing the previous one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes in a file before the next one is begun.
+/// Maximum size of a file in bytes before it is renamed.
 const BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
     file: File,
-    /// `None`: it is no file on a disk, such as a pipe.
+    /// Size in bytes; `None` if it is not a regular file, such as a pipe.
     bytes: Option<u64>,
     bytes_max: u64,
 }
@@ -28,8 +28,9 @@ impl LogFile {
         let mut old = self.path.clone().into_os_string();
         old.push(".1");
         if let Err(error) = std::fs::rename(&self.path, old) {
-            // A mount point, or a directory that cannot be written: the disk counts for more than what is old.
-            tracing::error!(%error, path = %self.path.display(), "the audit log is full and cannot be renamed: it begins anew");
+            // A mount point, or a directory without write permission: limiting the disk usage is more important than
+            // old records.
+            tracing::error!(%error, path = %self.path.display(), "the audit log is full and cannot be renamed; its old records are deleted to limit its size");
             return self.file.set_len(0);
         }
         self.file = append_to(&self.path)?;

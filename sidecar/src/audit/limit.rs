@@ -1,15 +1,16 @@
 //! Rate limit of audit records per account, as a token bucket.
 //!
-//! An account is that of the quotas: a pod, or outside pods a user. Refusals and other records have a bucket each, so that a flood of
-//! refusals cannot hide what was done. The time comes from the records, not from a clock.
+//! An account is that of the quotas: a pod, or outside pods a user. Refusals and other records have a bucket each, so
+//! that a flood of refusals cannot hide operations that succeeded. The time comes from the records, not from a clock.
 
 use std::collections::BTreeMap;
 
 use crate::broker::{Millis, Op, Outcome, Record};
 
-/// Refusals that are written at once, and the time that it takes until one more is. A sound program causes none.
+/// Rate of refusals. A correct program causes none.
 const REFUSED: Rate = Rate { burst: 100, millis: 1_000 };
-/// The same of what is done, and ends: more than all keys of an account, exported, admitted, imported and closed at once.
+/// Rate of other records: the burst is more than exporting, admitting, importing and closing all keys of an account at
+/// once.
 const DONE: Rate = Rate { burst: 100_000, millis: 10 };
 /// Maximum number of accounts with buckets of their own.
 pub(super) const ACCOUNTS_MAX: usize = 1024;
@@ -45,9 +46,9 @@ impl AuditAccount {
 struct Bucket {
     rate: Rate,
     tokens: u64,
-    /// When the tokens were counted.
+    /// When the tokens were last counted.
     at: u64,
-    /// How many were left out, and the last of them.
+    /// The number of suppressed records, and the last of them.
     left_out: Option<(u64, Box<Record>)>,
 }
 
@@ -59,7 +60,7 @@ impl Bucket {
     fn refill(&mut self, now: u64) {
         let more = now.saturating_sub(self.at) / self.rate.millis;
         self.tokens = self.tokens.saturating_add(more).min(self.rate.burst);
-        // What is left of the time counts for the next one.
+        // The remaining time counts for the next token.
         self.at += more * self.rate.millis;
     }
 
@@ -81,14 +82,14 @@ impl Bucket {
         }
     }
 
-    /// Whether it is as a new one would be.
+    /// Whether the bucket is in the state of a new one.
     fn is_fresh(&mut self, now: u64) -> bool {
         self.refill(now);
         self.tokens == self.rate.burst && self.left_out.is_none()
     }
 }
 
-/// One of refusals, one of the rest.
+/// A bucket for refusals, and one for other records.
 type Buckets = [Bucket; 2];
 
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ impl Limiter {
         self.bucket(record).take(record)
     }
 
-    /// Counts a record that is not written for another reason.
+    /// Counts a record that is suppressed for another reason.
     pub(super) fn leave_out(&mut self, record: &Record) {
         self.bucket(record).leave_out(record);
     }
@@ -123,7 +124,7 @@ impl Limiter {
         &mut buckets[usize::from(record.outcome != Outcome::Refused)]
     }
 
-    /// For each account that had records left out: how many, since the last time, and whose the last one was.
+    /// For each account with suppressed records: their number since the last report, and the party of the last one.
     pub(super) fn reports(&mut self, now: Millis) -> Vec<Record> {
         let buckets = self.accounts.values_mut().flatten();
         let left_out = buckets.filter_map(|bucket| bucket.left_out.take());
@@ -165,7 +166,7 @@ mod tests {
         assert_eq!(count(&mut limiter, 10, &refused(0, 8)), 10, "another account");
         let done = Record { outcome: Outcome::Done, ..refused(0, 7) };
         assert_eq!(count(&mut limiter, 10, &done), 10, "what is done has a bucket of its own");
-        // One comes back each second, and what is left of a second is not lost.
+        // One token returns each second, and the rest of a second is not lost.
         assert_eq!(count(&mut limiter, 5, &refused(1_999, 7)), 1);
         assert_eq!(count(&mut limiter, 5, &refused(2_000, 7)), 1);
         let reports = limiter.reports(Millis(2_000));
@@ -193,7 +194,7 @@ mod tests {
         assert!(all <= ACCOUNTS_MAX as u64 + 100, "the others share one bucket: {all}");
         let suppressed: u64 = limiter.reports(Millis(0)).iter().filter_map(|r| r.suppressed).sum();
         assert_eq!(all + suppressed, 50_000, "each is written or counted");
-        // Those that have been quiet are forgotten.
+        // Accounts without recent records are forgotten.
         assert!(limiter.admits(&refused(10_000_000, 60_000)));
         assert_eq!(limiter.accounts.len(), 1);
     }

@@ -26,15 +26,15 @@ use crate::shares::{Share, Shares};
 use file::LogFile;
 use limit::{AuditAccount, Limiter};
 
-/// Records that wait to be written: refusals, and the rest. Of each kind one account has at most as many as are free, so that
-/// there is always room for another's.
+/// Maximum number of queued records: refusals, and others. Of each kind one account may have at most as many as are
+/// free, so that there is always room for another account.
 const QUEUE_MAX: [usize; 2] = [1024, 3072];
-/// Reports of what was left out: at most one for each account and kind at a time.
+/// Maximum number of queued reports of suppressed records: one for each account and kind.
 const REPORTS_MAX: usize = 2 * (limit::ACCOUNTS_MAX + 1);
-/// How long after the first record that was left out their number is written.
+/// Time from the first suppressed record to the report.
 const REPORT_AFTER: Duration = Duration::from_secs(10);
 
-/// How long the last records may take to be written.
+/// Time limit for writing the last records at shutdown.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The audit log, shared by all tasks that write to it.
@@ -45,15 +45,15 @@ pub(crate) struct AuditLog {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// A line to write, and its place in the queue.
+/// A line to write, with its place in the queue.
 type Line = (String, Option<Share<AuditAccount>>);
 
-/// Lines to write; and what says that all are written, by ending.
+/// The queue of lines, and a channel that closes when all are written.
 type LineWriter = (SyncSender<Line>, Receiver<()>);
 
 #[derive(Debug)]
 struct Shared {
-    /// `None`: into the log of the sidecar.
+    /// The thread that writes the file; `None` if records go to the sidecar's log.
     writer: Option<LineWriter>,
     limiter: Limiter,
     queued: [Arc<Mutex<Shares<AuditAccount>>>; 2],
@@ -75,7 +75,7 @@ impl AuditLog {
         Millis(u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// When that time is, on the clock of the event loop.
+    /// Converts a time of the records to the clock of the event loop.
     pub(crate) fn instant(&self, at: Millis) -> Instant {
         self.start + Duration::from_millis(at.0)
     }
@@ -103,7 +103,7 @@ impl AuditLog {
         }
     }
 
-    /// Writes how many records were left out, and whose.
+    /// Writes how many records were suppressed, and of which accounts.
     fn report(&self) {
         let mut shared = self.shared();
         shared.will_report = false;
@@ -112,19 +112,21 @@ impl AuditLog {
         }
     }
 
-    /// Waits until all is written, unless that takes too long: a reader that is stuck must not hold up the end.
+    /// Waits until all records are written, up to [`CLOSE_LIMIT`]: a reader that hangs must not delay the shutdown.
     pub(crate) fn close(&self) {
         self.report();
         if let Some((queue, written)) = self.shared().writer.take() {
             drop(queue);
             if written.recv_timeout(CLOSE_LIMIT) == Err(RecvTimeoutError::Timeout) {
-                tracing::error!("the audit log is too slow: its last records are lost");
+                tracing::error!(
+                    "the audit log was not written in time at shutdown; its last records are lost"
+                );
             }
         }
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // A line is put into the queue whole, or not at all.
+        // A line is queued as a whole or not at all.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,7 +143,10 @@ impl Shared {
         let line = format!("{{\"time_ms\":{time},{}\n", line.trim_start_matches('{'));
         match queue.try_send((line, place)) {
             Ok(()) if self.lost > 0 => {
-                tracing::error!(lost = self.lost, "the audit log was too slow for these records");
+                tracing::error!(
+                    lost = self.lost,
+                    "audit records were dropped, because the audit log is written too slowly"
+                );
                 self.lost = 0;
             }
             Ok(()) => {}
@@ -166,7 +171,7 @@ fn writer(path: &Path) -> Result<LineWriter> {
         let _writing = writing;
         for (line, _place) in lines {
             if let Err(error) = out.write_all(line.as_bytes()) {
-                tracing::error!(%error, "the audit log cannot be written");
+                tracing::error!(%error, "cannot write the audit log");
             }
         }
     });

@@ -1,10 +1,11 @@
-//! Processes, pods and service accounts are admitted to a key.
+//! Admitting processes, pods and service accounts to a key.
 //!
-//! As in the drivers, only the exporting process may; 1 to 31 process ids per call; and a process must be alive when it is
-//! admitted, because its number may belong to another process later. Its identity is known from its session, or the identity
-//! service is asked. Process id 0 and the exporter's own are skipped, as the Ascend driver skips them: callers pass arrays that are
-//! filled up with 0, and an exporter has the memory anyway. A negative one is refused, because that is what
-//! `aclrtDeviceGetBareTgid` leaves behind when it has failed. When no process is left, the call is refused, as there.
+//! As in the drivers, only the exporting process may admit, with 1 to 31 process ids per call, and a process must be
+//! alive when it is admitted, because its number may belong to another process later. Its identity is known from its
+//! session, or the identity service is asked. Process id 0 and the exporter's own are skipped, as the Ascend driver
+//! skips them: callers pass arrays padded with 0, and an exporter has the memory anyway. A negative id is refused,
+//! because `aclrtDeviceGetBareTgid` leaves one behind when it fails. If no process remains, the call is refused, as in
+//! the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +48,7 @@ impl Broker {
             return Err(Refusal::limit(Reason::PidsOfCall, MAX_PIDS_PER_CALL, what));
         }
         if admit.bare_tgids.iter().any(|tgid| *tgid < 0) {
-            return Err(Refusal::invalid(Reason::BadPid, "a process id is above 0"));
+            return Err(Refusal::invalid(Reason::BadPid, "process ids must be above 0"));
         }
         let own = caller.process.bare_tgid;
         let pids: BTreeSet<i32> =
@@ -56,7 +57,7 @@ impl Broker {
         if pids.is_empty() && subjects.is_empty() {
             return Err(Refusal::invalid(
                 Reason::NoProcess,
-                "the only processes named are 0 and the exporter itself",
+                "the call names only 0 and the exporter itself; name the process ids of importers",
             ));
         }
         record.admits = pids.iter().map(|tgid| format!("process {tgid}")).collect();
@@ -103,7 +104,8 @@ impl Broker {
         (known, asked)
     }
 
-    /// Checks the limits. Called again after a question, because they may have been reached meanwhile.
+    /// Checks the limits. Called again after a question to the identity service, because they may have been reached
+    /// meanwhile.
     pub(super) fn may_admit(
         &self,
         region: &Region,
@@ -170,10 +172,11 @@ impl Broker {
             }
         }
         if let Some(missing) = question.asked.iter().find(|tgid| !pids.contains_key(tgid)) {
-            let text = format!("no living process has the bare thread-group id {missing}");
+            let text =
+                format!("no living process has the thread-group id {missing} in the outermost pid namespace");
             return Err(Refusal::invalid(Reason::NotAlive, text));
         }
-        // Its number is never used again, so it is still the one that was asked about, and the caller its exporter.
+        // Region numbers are never reused, so this is still the region of the question, and the caller its exporter.
         let region = self.tables.regions.get(&question.region).ok_or(Refusal::key(Reason::UnknownKey))?;
         self.may_admit(region, &pids.keys().copied().collect(), &question.subjects)?;
         let done = done(&pids);
@@ -198,7 +201,7 @@ impl Broker {
     }
 }
 
-/// Names the admitted processes, for the exporter to send them again after a restart.
+/// Lists the admitted processes, which the exporter sends again after a restart of the broker.
 fn done(pids: &BTreeMap<i32, Pin>) -> reply::Result {
     let admitted = pids.iter().map(|(tgid, pin)| pin.admitted(*tgid)).collect();
     reply::Result::Done(Done { admitted })

@@ -26,7 +26,7 @@ pub enum Op {
     Offer,
     /// A process gives up its keys and imports: `Detach`.
     Detach,
-    /// A process asks for its number: `BareTgid`.
+    /// A process asks for its bare thread-group id: `BareTgid`.
     BareTgid,
     /// An exporter registers memory: `ExportKey`.
     Export,
@@ -50,7 +50,7 @@ pub enum Op {
     Inspect,
     /// Device memory of a pool is offered or fetched: `PoolMemory`.
     PoolMemory,
-    /// A request without an operation.
+    /// A request without an operation was sent.
     Nothing,
     /// Records of one account that were suppressed by the rate limit.
     Suppressed,
@@ -93,13 +93,13 @@ pub enum Outcome {
     Waits,
     /// The operation was refused.
     Refused,
-    /// It ended because of another process, or by a timeout.
+    /// It was ended by another process or a timeout.
     Ended,
 }
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
-        /// Why something was refused or came to an end: for the audit log and the metrics, where it may be precise.
+        /// The reason of a refusal or an end, for the audit log and the metrics, which may be precise.
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
         pub enum Reason {
             $($(#[doc = $doc])+ $name,)+
@@ -109,7 +109,7 @@ macro_rules! reasons {
             /// Every reason, so that each can have a counter from the start.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// Its name in the audit log and in the metrics.
+            /// The name in the audit log and in the metrics.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self {
@@ -129,29 +129,29 @@ reasons! {
     Unsupported = "unsupported",
     /// The caller cannot be identified.
     Unidentified = "unidentified",
-    /// Another process than the one that made the connection has sent it.
+    /// The packet was sent by another process than the one that made the connection.
     ForeignSender = "foreign_sender",
-    /// The session has ended, or was never there.
+    /// The session has ended, or never existed.
     NoSession = "no_session",
     /// The sidecar is shutting down.
     Draining = "draining",
-    /// Descriptors where there must be none, or not exactly one where it must be.
+    /// The packet has the wrong number of descriptors.
     BadDescriptors = "bad_descriptors",
-    /// A vendor's handle of the wrong length.
+    /// A vendor's handle has the wrong length.
     BadHandle = "bad_handle",
-    /// A size of 0.
+    /// The size is 0.
     BadSize = "bad_size",
-    /// A flag that does not exist.
+    /// A flag is not defined.
     BadFlags = "bad_flags",
     /// The policy does not permit keys that are open to all processes.
     OpenNotPermitted = "open_not_permitted",
-    /// A mechanism that does not exist.
+    /// The mechanism is not known.
     BadMechanism = "bad_mechanism",
     /// The policy does not permit this mechanism.
     MechanismNotPermitted = "mechanism_not_permitted",
-    /// The source of randomness repeats itself.
+    /// The source of random numbers repeated itself.
     Entropy = "entropy",
-    /// There is no such key.
+    /// The key does not exist.
     UnknownKey = "unknown_key",
     /// The caller did not export the key.
     NotExporter = "not_exporter",
@@ -159,21 +159,21 @@ reasons! {
     NotImporter = "not_importer",
     /// The caller is on none of the key's lists.
     NotAdmitted = "not_admitted",
-    /// The caller has the number of an admitted process, and is another process.
+    /// The caller has the process id of an admitted process, but is another process.
     ProcessReplaced = "process_replaced",
     /// The key is open to all processes, so it has no list.
     OpenKey = "open_key",
-    /// A process id that no process can have.
+    /// The process id is 0 or negative.
     BadPid = "bad_pid",
-    /// A pod or service account that cannot be one.
+    /// The text is not a pod or service account.
     BadSubject = "bad_subject",
-    /// No process is left to be admitted.
+    /// The call names no process to admit.
     NoProcess = "no_process",
-    /// No living process has this number.
+    /// No living process has this process id.
     NotAlive = "not_alive",
     /// The identity service did not answer in time.
     NoAnswer = "no_answer",
-    /// An exporter has the memory already.
+    /// The caller exported the key, so it has the memory already.
     SelfImport = "self_import",
     /// The caller imports the key already.
     AlreadyImported = "already_imported",
@@ -183,7 +183,7 @@ reasons! {
     ExporterDied = "exporter_died",
     /// The exporter has not registered the key again in time, after a restart of the broker.
     NotRestored = "not_restored",
-    /// The exporter had no session in time, so that it could not admit.
+    /// The exporter had no session in time to admit the importer.
     ExporterAway = "exporter_away",
     /// The exporter could not admit the importer.
     ExporterRefused = "exporter_refused",
@@ -191,13 +191,13 @@ reasons! {
     NotMapped = "not_mapped",
     /// The importer has died.
     ImporterDied = "importer_died",
-    /// The importer gave it up.
+    /// The importer cancelled the import.
     Cancelled = "cancelled",
-    /// Others import the key.
+    /// Other processes import the key.
     Busy = "busy",
-    /// There is no such grant.
+    /// The grant does not exist.
     UnknownGrant = "unknown_grant",
-    /// The grant is another process's.
+    /// The grant belongs to another process.
     ForeignGrant = "foreign_grant",
     /// The grant was used before.
     GrantUsed = "grant_used",
@@ -225,7 +225,7 @@ reasons! {
     KeysOfAccount = "limit_keys_per_account",
     /// Limit: bytes of one account.
     BytesOfAccount = "limit_bytes_per_account",
-    /// Limit: what the keys of one account admit.
+    /// Limit: processes and subjects admitted by the keys of one account.
     AdmittedOfAccount = "limit_admitted_per_account",
     /// Limit: imports of one account.
     ImportsOfAccount = "limit_imports_per_account",
@@ -241,9 +241,9 @@ reasons! {
     PidsOfKey = "limit_pids_per_key",
     /// Limit: pods and service accounts of one key.
     SubjectsOfKey = "limit_subjects_per_key",
-    /// Limit: questions about processes.
+    /// Limit: pending questions about processes of one session.
     Questions = "limit_questions_per_session",
-    /// The session does not read what is sent to it.
+    /// The client does not read its packets.
     Slow = "slow",
     /// The caller is not the operator of the sidecar.
     NotOperator = "not_operator",
@@ -253,7 +253,7 @@ reasons! {
     LinkNotKept = "link_not_kept",
     /// The caller has not attached to the link.
     NotAttached = "not_attached",
-    /// What was offered cannot be the memory of this pool.
+    /// The offered memory does not fit this pool.
     BadPoolMemory = "bad_pool_memory",
     /// The seat is vacant, or another process has it.
     NotSeated = "not_seated",
@@ -337,7 +337,7 @@ impl From<&PeerIdentity> for Party {
 }
 
 impl Reason {
-    /// Those that concern connections and seats, with which the broker of keys has nothing to do.
+    /// Reasons that concern connections and seats, which do not involve the broker of keys.
     pub const OF_THE_SOCKET: &[Self] = &[
         Self::ForeignSender,
         Self::Slow,
@@ -357,10 +357,10 @@ impl Reason {
     ];
 }
 
-/// Credentials of a connection, from the kernel: all that is known about an unidentified client.
+/// Credentials of a connection, from the kernel: the only information about an unidentified client.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Credentials {
-    /// Process id, as the sidecar's pid namespace numbers it; 0 when it does not.
+    /// Process id, as numbered in the sidecar's pid namespace; 0 if it has none there.
     pub pid: u32,
     /// User id of the process.
     pub uid: u32,
@@ -377,23 +377,23 @@ pub struct Credentials {
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct Record {
-    /// When, on the broker's clock.
+    /// Time of the operation, on the broker's clock.
     #[serde(rename = "at_ms", serialize_with = "millis")]
     pub at: Millis,
-    /// The operation that it is about.
+    /// The operation that the record is about.
     pub op: Op,
     /// The outcome of an operation.
     pub outcome: Outcome,
-    /// Why, unless it is done.
+    /// The reason of a refusal or an end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// The process that did it, or whose import or export it was; omitted for an unidentified session.
+    /// The process that did it, or whose import or export ended; omitted for an unidentified session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller: Option<Party>,
     /// The credentials of the connection, if the process is not identified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<Credentials>,
-    /// The link that was connected to, for what concerns the link.
+    /// The link of the connection, for operations on the link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
     /// The seat of the link.
@@ -408,22 +408,22 @@ pub struct Record {
     /// The first bytes of the grant's hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grant_hash: Option<String>,
-    /// Bytes behind the key.
+    /// Size of the key's memory in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// How the memory travels.
+    /// The mechanism that shares the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mechanism: Option<&'static str>,
-    /// Whom a `SetImportPid` names.
+    /// The processes and subjects that a `SetImportPid` admits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub admits: Vec<String>,
-    /// How many records were left out.
+    /// Number of suppressed records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suppressed: Option<u64>,
 }
 
 impl Record {
-    /// A record of something that is done, until something else is said.
+    /// Creates a record of a successful operation.
     #[must_use]
     pub fn new(at: Millis, op: Op) -> Self {
         Self {
@@ -445,10 +445,10 @@ impl Record {
         }
     }
 
-    /// The record as one line of JSON, without the line's end.
+    /// The record as one line of JSON, without a line end.
     #[must_use]
     pub fn to_line(&self) -> String {
-        // Names, numbers and texts: nothing that JSON cannot say.
+        // Names, numbers and texts only, all of which JSON can represent.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
@@ -458,7 +458,7 @@ fn millis<S: serde::Serializer>(at: &Millis, serializer: S) -> Result<S::Ok, S::
     serializer.serialize_u64(at.0)
 }
 
-/// The name of a mechanism, as configuration and documents have it.
+/// The name of a mechanism, as in configuration and documents.
 pub(super) fn name(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::Unspecified => "unspecified",

@@ -1,4 +1,4 @@
-//! Imports and exports end.
+//! Ending imports and exports of device keys.
 
 use shmesh_proto::broker::{Close, event::Happened};
 use shmesh_proto::limits::MAX_NAMED;
@@ -21,7 +21,7 @@ impl Broker {
         }
         let (id, region) = self.find(&close.key, record)?;
         if region.exporter == caller.process {
-            // Importers got the event when it began to close.
+            // Importers got the event when closing began.
             if region.may_be_used() && (region.closing || !close.force) {
                 let importers = region.importers().take(MAX_NAMED).map(|process| process.bare_tgid).collect();
                 if let Some(region) = self.tables.regions.get_mut(&id) {
@@ -39,7 +39,7 @@ impl Broker {
         Ok(Response::done())
     }
 
-    /// Ends what the caller's process has. Imports first, as a driver does when a process exits.
+    /// Ends all imports and exports of the caller's process. Imports come first, as in a driver when a process exits.
     pub(super) fn detach(&mut self, caller: &Caller) -> Response {
         if let Some(process) = self.tables.processes.get(&caller.process) {
             let (imports, exports) = (process.imports.clone(), process.exports.clone());
@@ -82,7 +82,7 @@ impl Broker {
         }
     }
 
-    /// Takes an import out of the books, and tells the exporter when it was the last.
+    /// Removes an import, and informs the exporter if it was the last one.
     pub(super) fn end_import(&mut self, id: RegionId, importer: ProcessId, why: Reason) {
         if self.drop_import(id, importer, why) != Some(ImportStage::Delivered) {
             return;
@@ -91,7 +91,7 @@ impl Broker {
         if region.is_used() {
             return;
         }
-        // Others may still come back who have it mapped.
+        // Other processes that have it mapped may still reconnect.
         if region.is_awaited && region.closing {
             return;
         }
@@ -119,7 +119,7 @@ impl Broker {
     ) -> Option<ImportStage> {
         let mut record = self.record(Op::Import, id, &importer);
         if let Some(grant) = self.tables.take_grant(id, &importer) {
-            // Unless it is over for a better reason.
+            // Unless it has ended for a more specific reason.
             self.grants.end(&grant, Reason::GrantCancelled);
             record.grant_hash = Some(grant.short());
         }

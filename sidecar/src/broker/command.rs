@@ -1,16 +1,16 @@
-//! What goes into the broker and what comes out.
+//! Commands to the broker, and effects that it returns.
 
 use shmesh_proto::broker::{Reply, Request, event};
 use shmesh_proto::identity::PeerIdentity;
 
 use super::audit::{Reason, Record};
 
-/// One connection, by a number that its socket gives it and never gives again.
+/// One connection, identified by a number that the socket never reuses.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SessionId(pub u64);
 
-/// A descriptor that the socket holds for the broker, by a number that it never gives again. The broker says when to send
-/// a copy of it ([`Effect::Reply`]) and, exactly once, when to close it ([`Effect::DropFd`]).
+/// A descriptor that the socket holds for the broker, identified by a number that is never reused. The broker says when
+/// to send a copy of it ([`Effect::Reply`]) and, exactly once, when to close it ([`Effect::DropFd`]).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct FdToken(pub u64);
 
@@ -18,7 +18,7 @@ pub struct FdToken(pub u64);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Ticket(pub u64);
 
-/// One process, and no other that gets its number later.
+/// One process, as opposed to a later one with the same process id.
 ///
 /// ```
 /// use shmesh_proto::identity::PeerIdentity;
@@ -38,7 +38,7 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The process of an identity. `None` for a number that no process has.
+    /// The process of an identity. `None` if the process id is not valid.
     #[must_use]
     pub fn of(identity: &PeerIdentity) -> Option<Self> {
         let &PeerIdentity { bare_tgid, start_time, pidfd_inode, .. } = identity;
@@ -46,7 +46,7 @@ impl ProcessId {
     }
 }
 
-/// What happened outside. Not for logs: a request has keys and handles in it, and prints them.
+/// An input of the broker. Do not log it: requests contain keys and handles.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// A client connected to the sidecar.
@@ -56,7 +56,7 @@ pub enum Command {
         /// Its identity, from the kernel or the identity service; `None` if unknown.
         peer: Option<PeerIdentity>,
     },
-    /// The connection is gone. Its process may live on.
+    /// A connection has ended. Its process may still be alive.
     Closed {
         /// The session that ended.
         session: SessionId,
@@ -67,7 +67,7 @@ pub enum Command {
         session: SessionId,
         /// The request as decoded.
         request: Request,
-        /// The descriptors that came along, in their order.
+        /// The descriptors of its packet, in order.
         fds: Vec<FdToken>,
     },
     /// A process that the broker watches has ended.
@@ -79,24 +79,25 @@ pub enum Command {
     Resolved {
         /// The question that is meant.
         ticket: Ticket,
-        /// The processes of it that are alive. One that is missing has no process.
+        /// The processes that are alive. A missing one does not exist.
         found: Vec<PeerIdentity>,
     },
-    /// [`Effect::Resolve`] failed; whether the processes live is unknown.
+    /// [`Effect::Resolve`] failed, so it is unknown whether the processes are alive.
     Unanswered {
         /// The question that is meant.
         ticket: Ticket,
     },
-    /// A broker was here before, and its keys and imports are registered again for
+    /// A previous broker may have had keys and imports, which are registered again for
     /// [`Policy::restore_millis`](super::Policy::restore_millis) from now on.
     Recover,
-    /// Time has passed: see [`Broker::next_deadline`](super::Broker::next_deadline).
+    /// A deadline has passed: see [`Broker::next_deadline`](super::Broker::next_deadline).
     Tick,
-    /// The sidecar is going to end: no new exports and imports.
+    /// The sidecar is shutting down: refuse new exports and imports.
     Drain,
 }
 
-/// What is to be done outside, in this order. Not for logs, as [`Command`]; [`Effect::Audit`] is what can be written down.
+/// An action for the socket, to be carried out in order. Do not log it, as with [`Command`]; [`Effect::Audit`] is meant
+/// for logs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Send an answer to a request.
@@ -105,7 +106,7 @@ pub enum Effect {
         session: SessionId,
         /// The answer to send.
         reply: Reply,
-        /// Send a copy of this descriptor with it, and keep the descriptor.
+        /// Send a copy of this descriptor with the reply, and keep the descriptor.
         fd: Option<FdToken>,
     },
     /// Send an event to a session.
@@ -119,11 +120,11 @@ pub enum Effect {
     CloseSession(SessionId),
     /// Close a descriptor. The broker has forgotten it.
     DropFd(FdToken),
-    /// Say [`Command::Died`] when this process has ended, from now until [`Effect::Unwatch`] or its death.
+    /// Report [`Command::Died`] when this process has ended, from now until [`Effect::Unwatch`] or its death.
     Watch(ProcessId),
-    /// Its death no longer matters.
+    /// Stop watching a process.
     Unwatch(ProcessId),
-    /// Ask who has these numbers now; answer with [`Command::Resolved`].
+    /// Find the processes with these process ids; answer with [`Command::Resolved`].
     Resolve {
         /// The question that is meant.
         ticket: Ticket,

@@ -1,4 +1,4 @@
-//! Hashes of keys and grants: what tables are sorted by and what the audit log has.
+//! Hashes of keys and grants, for tables and for the audit log.
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ use super::ProcessId;
 /// Bytes of the secret behind a key.
 pub(super) const SECRET_BYTES: usize = 32;
 
-/// SHA-256 of a secret. Looking one up compares hashes, so how long it takes says nothing of the secret; no caller can
-/// choose secrets so that their hashes share a long beginning with that of one they do not know.
+/// SHA-256 of a secret. Lookups compare hashes, so their duration reveals nothing about the secret; no caller can
+/// choose secrets whose hashes share a long prefix with that of an unknown secret.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct Digest([u8; 32]);
 
@@ -20,7 +20,7 @@ impl Digest {
         Self(Sha256::digest(secret).into())
     }
 
-    /// Its first bytes, as `List` and the audit log have them.
+    /// Its first bytes in hexadecimal, as in `List` and the audit log.
     pub(super) fn short(&self) -> String {
         let mut text = String::with_capacity(16);
         for byte in &self.0[..8] {
@@ -31,8 +31,8 @@ impl Digest {
     }
 }
 
-/// The key that a secret makes, for one process: a process that shows the secret is its exporter, also to a broker that has never
-/// seen the key.
+/// Derives a key from a secret and a process: a process that shows the secret is its exporter, even to a broker that
+/// has never seen the key.
 pub(super) fn key_of(secret: &[u8; SECRET_BYTES], exporter: &ProcessId) -> DeviceKey {
     let hash = Sha256::new()
         .chain_update(secret)

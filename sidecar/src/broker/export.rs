@@ -13,10 +13,11 @@ use super::{Broker, FdToken};
 /// The flag that opens a key to all processes: `DISABLE_PID_VALIDATION`.
 pub(super) const OPEN: u64 = 1;
 
-/// Bytes of a device's UUID: ordinals differ from container to container.
+/// Bytes of a device's UUID, which identifies it across containers; ordinals differ from container to container.
 const UUID_BYTES: usize = 16;
 
-/// A CUDA IPC handle (`CUDA_IPC_HANDLE_SIZE`), the device's UUID, and the exporter's process id as it sees itself.
+/// Bytes of a CUDA IPC handle (`CUDA_IPC_HANDLE_SIZE`), the device's UUID, and the exporter's process id in its own
+/// namespace.
 const CUDA_HANDLE_BYTES: usize = 64 + UUID_BYTES + 4;
 
 /// Number of descriptors and bytes of handle that an export must have.
@@ -55,7 +56,7 @@ pub(super) fn region(caller: &Caller, key: DeviceKey, export: ExportKey) -> Regi
 }
 
 impl Broker {
-    /// Takes the descriptor out of `fds` only when there is a region to hold it.
+    /// Exports memory. Takes the descriptor out of `fds` only if a region is created to hold it.
     pub(super) fn export(
         &mut self,
         caller: &Caller,
@@ -90,20 +91,23 @@ impl Broker {
         fds: &[FdToken],
     ) -> Result<(), Refusal> {
         if export.size == 0 {
-            return Err(Refusal::invalid(Reason::BadSize, "there is no memory of 0 bytes"));
+            return Err(Refusal::invalid(Reason::BadSize, "size is 0; give the size of the memory in bytes"));
         }
         if export.flags & !OPEN != 0 {
             return Err(Refusal::invalid(Reason::BadFlags, "flags are 0x0 or 0x1"));
         }
         if export.flags == OPEN && !self.policy.open_keys {
-            let text = "flag 0x1 is not permitted here: admit importers, or have the policy allow open keys";
+            let text = "flag 0x1 is not permitted here: admit importers, or start the sidecar with --allow-open-keys";
             return Err(Refusal::denied(Reason::OpenNotPermitted, text));
         }
         if mechanism == Mechanism::Unspecified {
-            return Err(Refusal::invalid(Reason::BadMechanism, "no mechanism that this broker knows"));
+            return Err(Refusal::invalid(
+                Reason::BadMechanism,
+                "the mechanism is unknown to this broker; run the same version on both sides",
+            ));
         }
         if mechanism == Mechanism::CudaLegacy && !self.policy.cuda_legacy {
-            let text = "cuda-legacy is not permitted here: use cuda-vmm, or have the policy allow it";
+            let text = "cuda-legacy is not permitted here: use cuda-vmm, or start the sidecar with --allow-cuda-legacy";
             return Err(Refusal::denied(Reason::MechanismNotPermitted, text));
         }
         if mechanism == Mechanism::Ascend && !self.policy.bare_numbers {

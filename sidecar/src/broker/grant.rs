@@ -1,8 +1,8 @@
-//! Grants: promises to one process, each to be acknowledged once and in time.
+//! Grants: one-time permissions of one process, each of which must be acknowledged within a time limit.
 //!
-//! A grant is 128 random bits; the table has only its hash. It is bound to one region, by a number that is never used
-//! again, and to one importer. Each step has its own: the exporter learns one to say that it has admitted, the importer
-//! another to say that it has mapped.
+//! A grant is 128 random bits; the table has only its hash. It is bound to one region, by a number that is never
+//! reused, and to one importer. Each step has a grant of its own: the exporter acknowledges one when it has admitted
+//! the importer, the importer another when it has mapped the memory.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,7 +14,7 @@ use super::{Millis, ProcessId};
 /// Bytes of a grant.
 pub(super) const GRANT_BYTES: usize = 16;
 
-/// How many grants that are over are remembered, so that the log can tell a replay from a guess.
+/// Number of remembered grants that are over, by which the log distinguishes a replay from a guess.
 const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Grant {
     pub(super) deadline: Millis,
 }
 
-/// What a grant waits for.
+/// The step that a grant waits for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Step {
     /// The exporter is to admit the importer in its driver.
@@ -51,7 +51,7 @@ impl Grants {
         self.live.get(digest)
     }
 
-    /// Why there is no such grant.
+    /// The reason why a grant is not valid.
     pub(super) fn reason(&self, digest: &Digest) -> Reason {
         self.over.get(digest).copied().unwrap_or(Reason::UnknownGrant)
     }
@@ -90,12 +90,12 @@ impl Grants {
         self.by_deadline.first().map(|(deadline, _)| *deadline)
     }
 
-    /// A grant whose time is over.
+    /// A grant that has expired.
     pub(super) fn late(&self, now: Millis) -> Option<Digest> {
         self.by_deadline.first().filter(|(deadline, _)| *deadline <= now).map(|(_, digest)| *digest)
     }
 
-    /// Whether the two tables agree.
+    /// Whether the two tables are consistent.
     pub(super) fn is_consistent(&self) -> bool {
         self.live.len() == self.by_deadline.len()
             && self.live.iter().all(|(digest, grant)| self.by_deadline.contains(&(grant.deadline, *digest)))

@@ -1,4 +1,4 @@
-//! The memory behind a key is delivered to whom it admits, and that is acknowledged.
+//! Delivering the memory of a key to admitted processes, and its acknowledgement.
 
 use shmesh_proto::broker::{Ack, Admit, Imported, Mechanism, Reply, event::Happened, reply};
 
@@ -29,21 +29,21 @@ impl Broker {
             let text = "this process imports the key already: use that import, or close it first";
             return Err(Refusal::invalid(Reason::AlreadyImported, text));
         }
-        // Before the limits: what they say is for those who may have the key.
+        // Before the limits, which only admitted processes may learn.
         region.admission(&caller.process, &caller.identity).map_err(Refusal::key)?;
         if region.closing {
             return Err(Refusal::key(Reason::Closing));
         }
         self.has_room_for(caller, region)?;
 
-        // With an open key the driver asks for no list, so that there is nothing to wait for.
+        // With an open key the driver needs no list, so there is nothing to wait for.
         if region.mechanism != Mechanism::Ascend || region.open {
             let (imported, fd, grant) = self.deliver(id, caller.process, caller.session)?;
             record.grant_hash = Some(grant.short());
             return Ok(Response::Now(imported, fd));
         }
         let key = region.key.as_bytes().to_vec();
-        // Without a session it may come back in time.
+        // An exporter without a session may reconnect in time.
         let asked = self.tables.session_of(&region.exporter, region.session);
         let stage = ImportStage::Admitting { request: caller.request, asked };
         let (grant, digest) = self.promise(id, caller.process, caller.session, stage)?;
@@ -77,7 +77,7 @@ impl Broker {
         Err(Refusal::limit(Reason::ImportsOfAccount, limit, "imports of one pod: close some"))
     }
 
-    /// Enters an import with a new grant.
+    /// Registers an import with a new grant.
     fn promise(
         &mut self,
         id: RegionId,
@@ -96,7 +96,7 @@ impl Broker {
         Ok((grant, digest))
     }
 
-    /// From here on the importer may have the memory mapped.
+    /// Delivers the memory. From here on the importer may have it mapped.
     fn deliver(
         &mut self,
         id: RegionId,
@@ -114,13 +114,13 @@ impl Broker {
         Ok((reply::Result::Imported(imported), region.fd, digest))
     }
 
-    /// The process that a grant lets in, while it stands.
+    /// The importer of a grant, while the grant is valid.
     #[must_use]
     pub(crate) fn importer(&self, grant: &[u8]) -> Option<ProcessId> {
         self.grants.get(&Digest::of(grant)).map(|grant| grant.importer)
     }
 
-    /// The caller's grant, if it still stands.
+    /// The caller's grant, if it is still valid.
     pub(super) fn granted(
         &self,
         caller: &Caller,
@@ -167,7 +167,7 @@ impl Broker {
         Ok(Response::done())
     }
 
-    /// The exporter has admitted an importer, which gets its answer now.
+    /// Answers the importer, because the exporter has admitted it.
     fn admitted(&mut self, id: RegionId, importer: ProcessId) {
         let Some(import) = self.tables.remove_import(id, &importer) else { return };
         let ImportStage::Admitting { request, .. } = import.stage else { return };
@@ -183,7 +183,7 @@ impl Broker {
         }
     }
 
-    /// A record of what a process has to do with a region.
+    /// An audit record of an operation of a process on a region.
     pub(super) fn record(&self, op: Op, id: RegionId, process: &ProcessId) -> Record {
         let mut record = Record::new(self.now, op);
         record.caller = self.party(process);

@@ -6,7 +6,7 @@ use shmesh_proto::limits::{MAX_LISTED, MAX_LISTED_IMPORTERS};
 use super::region::Region;
 use super::{Broker, ProcessId};
 
-/// How many keys a process has.
+/// The number of keys of a process.
 ///
 /// ```
 /// use shmesh_sidecar::broker::Holdings;
@@ -14,14 +14,14 @@ use super::{Broker, ProcessId};
 /// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Holdings {
-    /// Keys that it has exported.
+    /// Number of keys that it has exported.
     pub exports: usize,
-    /// Keys that it imports, or waits to import.
+    /// Number of keys that it imports, or waits to import.
     pub imports: usize,
 }
 
 impl Broker {
-    /// How many keys a process has; none for an unknown process.
+    /// The number of keys of a process; 0 for an unknown process.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Holdings, Policy, ProcessId};
@@ -38,7 +38,7 @@ impl Broker {
         })
     }
 
-    /// All keys, without the first `skip` of them: a packet full, in the order in which they were exported.
+    /// All keys after the first `skip`, as many as fit into a packet, in the order in which they were exported.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};

@@ -1,7 +1,8 @@
 //! The broker of device keys: the exported regions, their admitted processes and their importers.
 //!
-//! A state machine: [`Command`]s in, [`Effect`]s out, in the order in which they must be carried out. It does no I/O, never waits and
-//! reads no clock, so that it can be tested with thousands of random sequences (`tests/suite/broker_model`), and read alone.
+//! A state machine: [`Command`]s in, [`Effect`]s out, in the order in which they must be carried out. It does no I/O,
+//! never waits and reads no clock, so it can be tested with thousands of random sequences (`tests/suite/broker_model`)
+//! and read on its own.
 //!
 //! | file | concept |
 //! |---|---|
@@ -20,13 +21,13 @@
 //!
 //! # Lifetimes
 //!
-//! Exports and imports belong to a **process**, not to the session that asked: a library may connect again, and a process
-//! that has lost its connection may still have the memory mapped. They end when the process closes or detaches, or when it
-//! dies. A session that ends takes with it only what waits for an answer on it.
+//! Exports and imports belong to a **process**, not to the session that requested them: a library may connect again,
+//! and a process that has lost its connection may still have the memory mapped. They end when the process closes or
+//! detaches, or when it dies. When a session ends, only its pending requests end.
 //!
-//! An import counts from the moment the memory is *delivered*, not when that is acknowledged: from then on the importer may
-//! have it mapped. A grant that is not acknowledged in time is void, its import stays in the books until it is closed or its
-//! process dies.
+//! An import counts from the moment the memory is *delivered*, not when that is acknowledged: from then on the importer
+//! may have it mapped. A grant that is not acknowledged in time becomes invalid; its import stays registered until it
+//! is closed or its process dies.
 //!
 //! A forced close, and `Detach` of an exporter, send the importers an event and drop the descriptor at once, so that no process can
 //! import the key any more. The key stays registered until the last importer is gone. The exporter gets `Unused` then: from that
@@ -35,22 +36,22 @@
 //! # After a restart
 //!
 //! Nothing is stored. For [`Policy::restore_millis`] after [`Command::Recover`], exporters register their keys again
-//! (`Restore`) and importers what they have mapped (`Claim`), in any order; imports of a key that is not there yet wait.
-//! A key is the hash of a secret and of its exporter's identity, so that the exporter, and no importer, can show that it is
-//! its own. A claim counts as an import when the key is there and admits the claimant. Until the time is over a restored key
-//! counts as imported; then claims whose key has not come back end in `RegionLost`.
+//! (`Restore`) and importers what they have mapped (`Claim`), in any order; imports of a key that is not restored yet
+//! wait. A key is the hash of a secret and of its exporter's identity, so only the exporter, and no importer, can prove
+//! that it is its own. A claim counts as an import when the key is restored and admits the claimant. Until the time is
+//! over a restored key counts as imported; then claims to keys that were not restored end in `RegionLost`.
 //!
-//! # What is left to the socket around it
+//! # Responsibilities of the socket
 //!
-//! - It gives each session and each descriptor a number that it never gives again, and carries out effects in their order:
+//! - It numbers sessions and descriptors and never reuses a number. It carries out effects in their order:
 //!   [`Effect::Reply`] sends a copy of a descriptor, [`Effect::DropFd`] closes it.
-//! - It finds out who a peer is before it says [`Command::Opened`], and keeps the pidfd from [`Effect::Watch`] on. A request
-//!   whose sender is not the one that connected is not for the broker.
-//! - It looks at a descriptor before it hands it on: a sealed memfd of the size that is claimed, or a device. Here a
-//!   descriptor is a number, and a size is a claim.
-//! - `Attach`, `Seated` and `Offer` are the link's. Here they are refused as unsupported. So are `ListProcesses` and
-//!   `ListKeys`: who may ask that is decided by the socket, and `inspect.rs` has the answers.
-//! - It ticks at [`Broker::next_deadline`], writes the audit log, and sees to it that refusals do not fill it.
+//! - It identifies a peer before [`Command::Opened`], and keeps the pidfd from [`Effect::Watch`] on. It does not pass
+//!   on requests that were sent by another process than the one that connected.
+//! - It checks each descriptor first: a sealed memfd of the claimed size, or a device. For the broker a descriptor is a
+//!   number, and a size is a claim.
+//! - It handles `Attach`, `Seated` and `Offer`, which concern the link; the broker refuses them as unsupported. So are
+//!   `ListProcesses` and `ListKeys`: the socket decides which process may ask, and `inspect.rs` has the answers.
+//! - It ticks at [`Broker::next_deadline`], writes the audit log, and limits the rate of refusals in it.
 //!
 //! ```
 //! use shmesh_proto::broker::{ExportKey, Mechanism, Reply, Request, reply, request};
@@ -110,7 +111,7 @@ use recover::Recovery;
 pub(crate) use table::Account;
 use table::Tables;
 
-/// The broker of device keys of one sidecar. It prints how much there is, and no key or handle.
+/// The broker of device keys of one sidecar. `Debug` prints counts, and no key or handle.
 ///
 /// ```
 /// use shmesh_sidecar::broker::{Broker, Policy};
@@ -140,7 +141,7 @@ impl fmt::Debug for Broker {
     }
 }
 
-/// How much there is, for gauges.
+/// Counts of the broker's tables, for gauges.
 ///
 /// ```
 /// use shmesh_sidecar::broker::{Broker, Policy, Stats};
@@ -155,23 +156,23 @@ pub struct Stats {
     pub processes: usize,
     /// Keys, including those that wait for their last importer.
     pub keys: usize,
-    /// Bytes of memory behind them.
+    /// Total size of the keys' memory in bytes.
     pub bytes: u64,
-    /// Descriptors that the broker has and has not dropped.
+    /// Descriptors that the broker holds.
     pub descriptors: usize,
     /// Imports, including those that wait for their exporter.
     pub imports: usize,
-    /// Grants that wait to be acknowledged.
+    /// Grants that wait for their acknowledgement.
     pub grants: usize,
     /// Questions that wait for the identity service.
     pub questions: usize,
-    /// Imports whose exporter has not come back after a restart.
+    /// Imports whose exporter has not reconnected after a restart.
     pub claims: usize,
 }
 
 impl Broker {
-    /// A broker without sessions. `entropy` fills bytes from the system's source of random numbers; it must not return
-    /// anything that can be guessed.
+    /// Creates a broker without sessions. `entropy` fills bytes from the system's source of random numbers; it must not
+    /// return predictable bytes.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};
@@ -197,8 +198,8 @@ impl Broker {
 
     /// Handles one command. The effects must be carried out in their order: a descriptor may be sent and then dropped.
     ///
-    /// A session or process that is not known is ignored, but what came along with its request is dropped, so that the
-    /// socket needs no table of its own to stay in step.
+    /// Commands of an unknown session or process are ignored, but the descriptors of its request are dropped, so the
+    /// socket needs no table of its own to stay consistent.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Command, Effect, Millis, Policy, SessionId};
@@ -208,7 +209,7 @@ impl Broker {
     /// ```
     pub fn handle(&mut self, now: Millis, command: Command) -> Vec<Effect> {
         self.now = self.now.max(now);
-        // First, so that timeouts hold even when `Tick` comes late.
+        // First, so that timeouts hold even if `Tick` is late.
         self.expire();
         match command {
             Command::Opened { session, peer } => self.opened(session, peer),
@@ -224,7 +225,8 @@ impl Broker {
         std::mem::take(&mut self.effects)
     }
 
-    /// When to say [`Command::Tick`], if nothing else happens before. A deadline is over when the clock shows it.
+    /// The time at which to send [`Command::Tick`], if no other command comes before. A deadline is over when the clock
+    /// shows it.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};
@@ -238,7 +240,7 @@ impl Broker {
         self.grants.next_deadline().into_iter().chain(question).chain(recovery).min()
     }
 
-    /// Whether there is no key and no question: a draining sidecar can end.
+    /// Whether there is no key and no question, so that a draining sidecar can exit.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};
@@ -249,7 +251,7 @@ impl Broker {
         self.tables.regions.is_empty() && self.questions.is_empty()
     }
 
-    /// Counts what there is.
+    /// Counts the entries of all tables.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};
@@ -275,7 +277,7 @@ impl Broker {
     /// Recounts all counters from the tables. For tests: it visits every entry.
     ///
     /// # Errors
-    /// What does not agree.
+    /// The inconsistency that was found.
     ///
     /// ```
     /// use shmesh_sidecar::broker::{Broker, Policy};

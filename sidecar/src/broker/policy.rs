@@ -1,8 +1,8 @@
-//! What the operator permits: limits by name.
+//! The policy of the operator: which mechanisms are permitted, and all limits.
 
 use shmesh_proto::limits;
 
-/// What the operator permits. A limit is the largest number that is still accepted.
+/// The policy of the operator. A limit is the largest number that is still accepted.
 ///
 /// An *account* is what quotas are for: a pod, or for processes outside pods a user.
 ///
@@ -15,9 +15,11 @@ use shmesh_proto::limits;
 pub struct Policy {
     /// Whether keys may be exported that are open to every process that knows them (flag 0x1).
     pub open_keys: bool,
-    /// Whether CUDA's old handles may be exported. A process that has seen one can use it for ever: they cannot be revoked.
+    /// Whether legacy CUDA IPC handles may be exported. They cannot be revoked: a process that has seen one can use it
+    /// for ever.
     pub cuda_legacy: bool,
-    /// Whether process ids are those of the whole node. A driver that admits by number would admit others than were meant.
+    /// Whether process ids are those of the whole node. Otherwise a driver that admits by process id would admit the
+    /// wrong processes.
     pub bare_numbers: bool,
     /// Sessions at the same time.
     pub sessions: usize,
@@ -29,7 +31,7 @@ pub struct Policy {
     pub sessions_unidentified: usize,
     /// Processes that have a session, a key or an import.
     pub processes: usize,
-    /// The same, of one account.
+    /// Processes of one account that have a session, a key or an import.
     pub processes_per_account: usize,
     /// Maximum number of keys.
     pub keys: usize,
@@ -37,9 +39,9 @@ pub struct Policy {
     pub keys_per_session: usize,
     /// Keys of one account.
     pub keys_per_account: usize,
-    /// Bytes behind the keys of one account.
+    /// Total size of the keys of one account in bytes.
     pub bytes_per_account: u64,
-    /// Processes, pods and service accounts that the keys of one account admit, all together.
+    /// Processes, pods and service accounts that the keys of one account admit, in total.
     pub admitted_per_account: usize,
     /// Imports of one account.
     pub imports_per_account: usize,
@@ -51,13 +53,14 @@ pub struct Policy {
     pub pids_per_key: usize,
     /// Pods and service accounts that one key admits.
     pub subjects_per_key: usize,
-    /// Questions about processes that one session waits for.
+    /// Pending questions about processes of one session.
     pub questions_per_session: usize,
     /// Milliseconds that a grant waits for its acknowledgement.
     pub grant_millis: u64,
     /// Milliseconds that a question about processes waits for its answer.
     pub answer_millis: u64,
-    /// Milliseconds after [`Command::Recover`](super::Command::Recover) in which what a former broker knew is registered again.
+    /// Milliseconds after [`Command::Recover`](super::Command::Recover) in which keys and imports of a previous broker
+    /// are registered again.
     pub restore_millis: u64,
 }
 

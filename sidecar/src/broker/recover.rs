@@ -17,17 +17,17 @@ use super::request::{Caller, Response};
 use super::table::EarlyClaim;
 use super::{Broker, Effect, FdToken, Millis, ProcessId, SessionId};
 
-/// Imports of one session that wait for a key to come back.
+/// Imports of one session that wait for a key to be restored.
 const PARKED_PER_SESSION: usize = 4;
 
-/// The time after a restart.
+/// The recovery after a restart.
 #[derive(Debug)]
 pub(super) struct Recovery {
     pub(super) until: Millis,
     parked: Vec<ParkedImport>,
 }
 
-/// An import of a key that is not there yet.
+/// An import of a key that is not restored yet.
 #[derive(Debug)]
 struct ParkedImport {
     caller: Caller,
@@ -40,7 +40,7 @@ impl Broker {
         self.recovery.get_or_insert(Recovery { until, parked: Vec::new() });
     }
 
-    /// Refuses parked imports as draining, so that their clients ask the next broker.
+    /// Refuses parked imports as draining, so that their clients retry with the next broker.
     pub(super) fn drain(&mut self) {
         self.draining = true;
         let parked = self.recovery.as_mut().map(|recovery| std::mem::take(&mut recovery.parked));
@@ -49,7 +49,7 @@ impl Broker {
         }
     }
 
-    /// Takes the descriptor out of `fds` only when there is a region to hold it.
+    /// Restores a key. Takes the descriptor out of `fds` only if a region is created to hold it.
     pub(super) fn restore(
         &mut self,
         caller: &Caller,
@@ -61,7 +61,7 @@ impl Broker {
         let (Some(key), Ok(secret), Some(export)) =
             (DeviceKey::from_wild(&restore.key), secret, restore.export)
         else {
-            let text = "a key has 64 characters and a zero, its secret 32 bytes, and it is of an export";
+            let text = "the key must have 64 characters and a zero byte, its secret 32 bytes, and both must belong to one export";
             return Err(Refusal::invalid(Reason::Malformed, text));
         };
         let digest = Digest::of(key.as_bytes());
@@ -79,7 +79,7 @@ impl Broker {
             return Err(Refusal::limit(Reason::RestoredPids, MAX_RESTORED_PIDS, what));
         }
         if restore.admitted.iter().any(|admitted| admitted.bare_tgid <= 0) {
-            return Err(Refusal::invalid(Reason::BadPid, "a process id is above 0"));
+            return Err(Refusal::invalid(Reason::BadPid, "process ids must be above 0"));
         }
         let pins: BTreeMap<_, _> =
             restore.admitted.iter().map(|admitted| (admitted.bare_tgid, Pin::restored(admitted))).collect();
@@ -144,12 +144,12 @@ impl Broker {
         }
         match region.imports.get(&caller.process).map(|import| import.stage) {
             Some(ImportStage::Delivered) => {
-                // The first event may have gone to a session that had ended.
+                // The first event may have been sent to a session that had ended.
                 self.tell_of_closing(id, caller.process, caller.session);
                 return Ok(Response::done());
             }
             Some(ImportStage::Admitting { .. }) => {
-                let text = "this process waits to import the key";
+                let text = "this process already waits to import the key; wait for that answer";
                 return Err(Refusal::invalid(Reason::AlreadyImported, text));
             }
             None => {}
@@ -170,7 +170,7 @@ impl Broker {
         found.is_none_or(|(_, region)| region.may_admit_later(&caller.process, &caller.identity))
     }
 
-    /// A claim to a key that may still come back.
+    /// Registers a claim to a key that may still be restored.
     fn enter_early_claim(&mut self, caller: &Caller, key: &[u8]) -> Result<Response, Refusal> {
         let Some(key) = DeviceKey::from_wild(key) else { return Err(Refusal::key(Reason::UnknownKey)) };
         let digest = Digest::of(key.as_bytes());
@@ -225,7 +225,7 @@ impl Broker {
         }
     }
 
-    /// Sends `Admit` again for importers that wait: the session that got it has ended or does not know the key.
+    /// Sends `Admit` again for waiting importers: the session that got it has ended or does not know the key.
     fn ask_exporter_again(&mut self, id: RegionId, session: SessionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let key = region.key.as_bytes().to_vec();
@@ -256,7 +256,7 @@ impl Broker {
         }
     }
 
-    /// Parks an import whose key, or place on the list, may still come back. `false`: it does not wait.
+    /// Parks an import whose key, or place on the list, may still be restored. Returns `false` if it does not wait.
     pub(super) fn waits_for(&mut self, caller: &Caller, key: &[u8]) -> bool {
         if !self.may_come_back(caller, key) {
             return false;
@@ -305,7 +305,7 @@ impl Broker {
         self.refuse(Some((parked.caller.session, parked.caller.request)), refusal, record);
     }
 
-    /// Ends the claim of a process to a key. `false`: it has none.
+    /// Ends the claim of a process to a key. Returns `false` if it has none.
     pub(super) fn unclaim(&mut self, caller: &Caller, key: &[u8]) -> bool {
         let Some(key) = DeviceKey::from_wild(key) else { return false };
         self.tables.remove_claim(&caller.process, &Digest::of(key.as_bytes())).is_some()
@@ -329,7 +329,7 @@ impl Broker {
         Some(claimed)
     }
 
-    /// Ends the recovery: what was not restored is lost.
+    /// Ends the recovery: keys that were not restored are lost.
     pub(super) fn settle(&mut self) {
         let Some(recovery) = self.recovery.take() else { return };
         for parked in recovery.parked {

@@ -7,10 +7,10 @@ use shmesh_proto::broker::{Code, Refused, Reply, reply};
 use super::audit::Reason;
 
 /// The text for every caller that may not have a key, whether the key exists or not.
-pub(super) const NO_KEY: &str = "no such key, or not for you";
+pub(super) const NO_KEY: &str = "no such key, or this process is not admitted to it";
 
 /// The text for every caller whose grant is unknown, expired or another process's.
-pub(super) const NO_GRANT: &str = "no such grant, or it is over";
+pub(super) const NO_GRANT: &str = "no such grant, or it has expired or belongs to another process";
 
 #[derive(Debug)]
 pub(super) struct Refusal {
@@ -25,12 +25,12 @@ impl Refusal {
         Self { code, reason, text: text.into(), importers: Vec::new() }
     }
 
-    /// The same words for every reason.
+    /// A refusal whose text is the same for every reason, so that it does not reveal whether the key exists.
     pub(super) fn key(reason: Reason) -> Self {
         Self::new(Code::Denied, reason, NO_KEY)
     }
 
-    /// The same words for every reason.
+    /// A refusal whose text is the same for every reason, so that it does not reveal whether the grant exists.
     pub(super) fn grant(reason: Reason) -> Self {
         Self::new(Code::Denied, reason, NO_GRANT)
     }
@@ -43,29 +43,35 @@ impl Refusal {
         Self::new(Code::Invalid, reason, text)
     }
 
-    /// `limit` is the largest number that is accepted.
+    /// The refusal at a limit. `limit` is the largest number that is accepted.
     pub(super) fn limit(reason: Reason, limit: impl std::fmt::Display, what: &str) -> Self {
         Self::new(Code::Limit, reason, format!("at most {limit} {what}"))
     }
 
     pub(super) fn busy(importers: Vec<i32>) -> Self {
         let text = if importers.is_empty() {
-            "the sidecar was started again, and importers of this key may not have registered yet: try again in some \
+            "the sidecar was restarted, and importers of this key may not have registered yet: retry in some \
              seconds, or force it"
         } else {
-            "others import this key: wait until they have closed it, or force it"
+            "other processes import this key: wait until they have closed it, or force the close"
         };
         Self { importers, ..Self::new(Code::Busy, Reason::Busy, text) }
     }
 
     pub(super) fn version(theirs: u32) -> Self {
         let ours = shmesh_proto::limits::VERSION;
-        let text = format!("this broker speaks version {ours}, the request is of version {theirs}");
+        let text = format!(
+            "the broker supports protocol version {ours}, the request has version {theirs}; run the same version on both sides"
+        );
         Self::new(Code::Version, Reason::Version, text)
     }
 
     pub(super) fn unsupported() -> Self {
-        Self::new(Code::Unsupported, Reason::Unsupported, "a broker of keys does not do that")
+        Self::new(
+            Code::Unsupported,
+            Reason::Unsupported,
+            "the broker of device keys does not support this operation",
+        )
     }
 
     pub(super) fn unidentified() -> Self {
@@ -78,13 +84,17 @@ impl Refusal {
         Self::new(Code::Unidentified, Reason::NoAnswer, text)
     }
 
-    /// Random numbers that were drawn before could be guessed.
+    /// The refusal if the source of random numbers repeats itself: its next numbers could be guessed.
     pub(super) fn entropy() -> Self {
-        Self::new(Code::Denied, Reason::Entropy, "the source of random numbers repeats itself")
+        Self::new(
+            Code::Denied,
+            Reason::Entropy,
+            "the sidecar's source of random numbers repeats itself, so keys could be guessed; restart the sidecar",
+        )
     }
 
     pub(super) fn draining() -> Self {
-        Self::new(Code::Draining, Reason::Draining, "the sidecar is going to end")
+        Self::new(Code::Draining, Reason::Draining, "the sidecar is shutting down; connect to the next one")
     }
 
     pub(super) fn into_reply(self, id: u64) -> Reply {

@@ -1,4 +1,4 @@
-//! Exported memory, the processes that may import it, and the processes that do.
+//! Exported memory, the processes that may import it, and its importers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::audit::Reason;
 use super::digest::Digest;
 use super::{FdToken, ProcessId, SessionId};
 
-/// A region's number, never used again: what is bound to it ends with it.
+/// A region's number, never reused: everything that is bound to it ends with it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct RegionId(pub(super) u64);
 
@@ -29,22 +29,22 @@ pub(super) struct Region {
     pub(super) fd: Option<FdToken>,
     /// Whether every process that knows the key may import it.
     pub(super) open: bool,
-    /// The exporter has closed it although others import it: no new imports.
+    /// Whether the exporter has closed it while others import it; new imports are refused.
     pub(super) closing: bool,
-    /// A former broker had it, and its importers may not have come back yet.
+    /// Whether it was restored from a previous broker, so that importers may not have reconnected yet.
     pub(super) is_awaited: bool,
-    /// More packets follow with processes that it admits.
+    /// Whether further packets with admitted processes follow.
     pub(super) is_partial: bool,
-    /// Its exporter got `Busy` because it is awaited, and waits for `Unused`.
+    /// Whether its exporter got `Busy` because it is awaited, and waits for `Unused`.
     pub(super) is_wanted: bool,
     pub(super) pids: BTreeMap<i32, Pin>,
     pub(super) subjects: BTreeSet<Subject>,
     pub(super) imports: BTreeMap<ProcessId, Import>,
-    /// How many of `imports` have a grant.
+    /// Number of imports that have a grant.
     pub(super) grants: usize,
 }
 
-/// Which process a number meant when it was admitted.
+/// The process that a process id meant when it was admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Pin {
     start_time: u64,
@@ -56,7 +56,7 @@ impl Pin {
         Self { start_time: process.start_time, pidfd_inode: process.pidfd_inode }
     }
 
-    /// From the exporter's `Restore`.
+    /// The identity of a process in the exporter's `Restore`.
     pub(super) fn restored(admitted: &Admitted) -> Self {
         Self { start_time: admitted.start_time, pidfd_inode: admitted.pidfd_inode }
     }
@@ -65,7 +65,7 @@ impl Pin {
         Admitted { bare_tgid, start_time: self.start_time, pidfd_inode: self.pidfd_inode }
     }
 
-    /// Inodes count where the kernel has them.
+    /// Whether this is the process. Inodes are compared if the kernel has them.
     fn is(self, process: &ProcessId) -> bool {
         let inode_differs =
             self.pidfd_inode != 0 && process.pidfd_inode != 0 && self.pidfd_inode != process.pidfd_inode;
@@ -91,7 +91,7 @@ impl Subject {
             && text.split_once('/').is_some_and(|(namespace, name)| allowed(namespace) && allowed(name))
     }
 
-    /// The subjects of a process: none, unless the identity service has confirmed its pod.
+    /// The subjects of a process; none unless the identity service has confirmed its pod.
     fn of(pod: &Pod) -> impl Iterator<Item = Self> {
         let known = |name: &str| pod.confirmed && !pod.namespace.is_empty() && !name.is_empty();
         let full = |name: &str| known(name).then(|| format!("{}/{name}", pod.namespace));
@@ -114,23 +114,24 @@ impl std::fmt::Display for Subject {
 #[derive(Debug)]
 pub(super) struct Import {
     pub(super) stage: ImportStage,
-    /// Where it was asked for. It may have ended, unless the exporter is still to admit.
+    /// The session that requested it. It may have ended, unless the exporter has not admitted the importer yet.
     pub(super) session: SessionId,
-    /// The grant that waits to be acknowledged.
+    /// The grant that waits for its acknowledgement.
     pub(super) grant: Option<Digest>,
 }
 
 /// The progress of an import.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum ImportStage {
-    /// Waits until the exporter admits the importer; then this request is answered. `asked`: the session that got `Admit`, if any.
+    /// Waiting until the exporter admits the importer; then this request is answered. `asked` is the session that got
+    /// `Admit`, if any.
     Admitting { request: u64, asked: Option<SessionId> },
-    /// The importer has what it needs. Whether it has acknowledged or not, it may have mapped the memory.
+    /// The memory was delivered. Whether acknowledged or not, the importer may have mapped it.
     Delivered,
 }
 
 impl Region {
-    /// Whether a process may import this, or why not.
+    /// Whether a process may import this, or the reason why not.
     pub(super) fn admission(&self, process: &ProcessId, identity: &PeerIdentity) -> Result<(), Reason> {
         let pin = self.pids.get(&process.bare_tgid);
         if self.open || pin.is_some_and(|pin| pin.is(process)) {
@@ -142,7 +143,7 @@ impl Region {
         Err(if pin.is_some() { Reason::ProcessReplaced } else { Reason::NotAdmitted })
     }
 
-    /// Whether its list is not complete yet, and a process that is not on it may be.
+    /// Whether its list is not complete yet, so that a process may still be added.
     pub(super) fn may_admit_later(&self, process: &ProcessId, identity: &PeerIdentity) -> bool {
         self.is_partial
             && self.exporter != *process

@@ -1,4 +1,4 @@
-//! Handling of one request: caller, answer and audit record.
+//! Handling of one request: the caller, its answer and the audit record.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::refusal::Refusal;
 use super::region::{Region, RegionId};
 use super::{Broker, Effect, FdToken, ProcessId, SessionId};
 
-/// The process that asks, and the address of the answer.
+/// The process that made a request, and the address of the answer.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) session: SessionId,
@@ -24,7 +24,7 @@ pub(super) struct Caller {
 
 pub(super) enum Response {
     Now(reply::Result, Option<FdToken>),
-    /// The answer comes after that of the exporter or the identity service.
+    /// The answer follows that of the exporter or the identity service.
     Later,
 }
 
@@ -45,11 +45,11 @@ impl Broker {
         if op == Op::Restore {
             self.unpark();
         }
-        // Those that no region has taken.
+        // Close descriptors that no region has taken.
         self.effects.extend(fds.into_iter().map(Effect::DropFd));
     }
 
-    /// Answers a request, and writes it down if it `changes` something.
+    /// Answers a request, and writes an audit record if it `changes` something.
     pub(super) fn finish(
         &mut self,
         (session, id): (SessionId, u64),
@@ -75,7 +75,7 @@ impl Broker {
         }
     }
 
-    /// Refuses, records and counts. Without a session, no reply is sent.
+    /// Sends a refusal, writes an audit record and counts it. Without a session, no reply is sent.
     pub(super) fn refuse(&mut self, to: Option<(SessionId, u64)>, refusal: Refusal, mut record: Record) {
         let reason = refusal.reason;
         if let Some((session, id)) = to {
@@ -103,7 +103,7 @@ impl Broker {
     ) -> Result<Response, Refusal> {
         use request::Op;
         let Some(known) = self.tables.sessions.get(&session) else {
-            return Err(Refusal::denied(Reason::NoSession, "this session is over"));
+            return Err(Refusal::denied(Reason::NoSession, "this session has ended; connect again"));
         };
         let peer = known.peer.clone();
         record.caller = peer.as_ref().map(|(_, identity)| Party::from(&**identity));
@@ -127,7 +127,7 @@ impl Broker {
             return Err(Refusal::draining());
         }
         match request.op {
-            None => Err(Refusal::invalid(Reason::Malformed, "the request says nothing")),
+            None => Err(Refusal::invalid(Reason::Malformed, "the request has no operation")),
             // Answered above.
             Some(Op::Hello(_)) => Ok(Response::done()),
             Some(
@@ -158,10 +158,10 @@ impl Broker {
         }
     }
 
-    /// The region of a key as it came from a caller.
+    /// The region of a key that a caller sent.
     pub(super) fn find(&self, key: &[u8], record: &mut Record) -> Result<(RegionId, &Region), Refusal> {
         let Some(key) = DeviceKey::from_wild(key) else {
-            return Err(Refusal::invalid(Reason::Malformed, "a key has 64 characters and a zero"));
+            return Err(Refusal::invalid(Reason::Malformed, "a key must have 64 characters and a zero byte"));
         };
         let digest = Digest::of(key.as_bytes());
         record.key_hash = Some(digest.short());
@@ -170,7 +170,7 @@ impl Broker {
         Ok(found)
     }
 
-    /// Writes down which region it is. The other side is its exporter, unless the caller is that.
+    /// Adds the region to an audit record. The other party is its exporter, unless that is the caller.
     pub(super) fn describe(&self, region: &Region, record: &mut Record) {
         record.key_hash = Some(region.digest.short());
         record.size_bytes = Some(region.size);
@@ -198,7 +198,7 @@ impl Broker {
     }
 }
 
-/// Lists a region. Only the exporter sees the importers.
+/// The list entry of a region. Only the exporter sees the importers.
 fn listed(region: &Region, caller: &Caller) -> Listed {
     let is_exporter = region.exporter == caller.process;
     let mut listed =

@@ -14,14 +14,14 @@ use super::{Broker, Effect, ProcessId, SessionId};
 impl Broker {
     pub(super) fn opened(&mut self, session: SessionId, peer: Option<PeerIdentity>) {
         if self.tables.sessions.contains_key(&session) {
-            // The socket's mistake. The one that is there has done nothing.
+            // An error of the socket: the existing session stays unchanged.
             return;
         }
         let mut record = Record::new(self.now, Op::Open);
         record.caller = peer.as_ref().map(Party::from);
         let peer = peer.and_then(|identity| Some((ProcessId::of(&identity)?, Arc::new(identity))));
         if let Err(refusal) = self.has_room(peer.as_ref()) {
-            // It has asked nothing yet, so this answers nothing.
+            // The client has sent no request yet, so the refusal has id 0.
             self.refuse(Some((session, 0)), refusal, record);
             self.effects.push(Effect::CloseSession(session));
             return;
@@ -47,7 +47,7 @@ impl Broker {
         };
         let what = "sessions of one pod: close some";
         let known = self.tables.processes.get(process);
-        // A process that is known keeps the account that it came with.
+        // A known process keeps the account of its first session.
         let usage = match known {
             Some(_) => self.tables.usage(process),
             None => self.tables.usage_of(identity),
@@ -63,7 +63,7 @@ impl Broker {
         below(self.tables.processes.len(), policy.processes, Reason::Processes, "processes")
     }
 
-    /// Ends what waits for an answer on this session. The keys and imports of its process stay.
+    /// Ends the pending requests of a session. The keys and imports of its process stay.
     pub(super) fn closed(&mut self, session: SessionId) {
         let Some(closed) = self.tables.close(session) else { return };
         for ticket in closed.questions {
@@ -93,7 +93,7 @@ impl Broker {
         for id in exports {
             self.lose(id);
         }
-        // A child may have inherited the connection: it is not the one that was identified.
+        // A child may have inherited the connection: it is not the process that was identified.
         for session in sessions {
             self.effects.push(Effect::CloseSession(session));
             for ticket in self.tables.close(session).map(|closed| closed.questions).unwrap_or_default() {
@@ -104,7 +104,7 @@ impl Broker {
         self.tables.forget(&process);
     }
 
-    /// The exporter of a region has died.
+    /// Handles the death of a region's exporter.
     fn lose(&mut self, id: RegionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let key = region.key.as_bytes().to_vec();
@@ -136,14 +136,14 @@ impl Broker {
         }
     }
 
-    /// Forgets a process that has nothing here any more.
+    /// Forgets a process without sessions, keys and imports.
     pub(super) fn forget(&mut self, process: ProcessId) {
         if self.tables.forget(&process) {
             self.effects.push(Effect::Unwatch(process));
         }
     }
 
-    /// Ends what has waited too long.
+    /// Ends everything whose time limit has passed.
     pub(super) fn expire(&mut self) {
         while let Some(digest) = self.grants.late(self.now) {
             let Some(grant) = self.grants.end(&digest, Reason::GrantExpired) else { return };

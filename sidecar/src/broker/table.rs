@@ -1,4 +1,4 @@
-//! The broker's tables, and the only code that changes them, so that indexes and counters always say the same.
+//! The broker's tables, and the only code that changes them, so that indexes and counters stay consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::{ProcessId, SessionId, Ticket};
 pub(super) struct SessionEntry {
     /// The process; `None` if it cannot be identified.
     pub(super) peer: Option<(ProcessId, Arc<PeerIdentity>)>,
-    /// How many keys it has exported.
+    /// Number of keys that it has exported.
     pub(super) keys: usize,
-    /// What it waits for.
+    /// Its pending questions to the identity service.
     pub(super) questions: BTreeSet<Ticket>,
 }
 
@@ -49,10 +49,10 @@ pub(super) struct EarlyClaim {
     pub(super) session: SessionId,
 }
 
-/// The pod or user whose quotas count.
+/// The pod or user that quotas are charged to.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Account {
-    /// A pod, by its uid: that is known even before its name is confirmed.
+    /// A pod, by its uid, which is known even before its name is confirmed.
     Pod(String),
     /// A user outside pods.
     User(u32),
@@ -64,7 +64,7 @@ impl Account {
     }
 }
 
-/// What an account uses of its quotas.
+/// The quotas that an account uses.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Usage {
     pub(super) sessions: usize,
@@ -118,21 +118,21 @@ impl Tables {
         }
     }
 
-    /// Where to reach a process: the preferred session, or any.
+    /// A session of a process: the preferred one, or any.
     pub(super) fn session_of(&self, process: &ProcessId, preferred: SessionId) -> Option<SessionId> {
         let sessions = &self.processes.get(process)?.sessions;
         sessions.get(&preferred).or_else(|| sessions.first()).copied()
     }
 
-    /// The processes that have this number, as far as is known here. Two are possible for the moment between the death
-    /// of the first and the news of it.
+    /// The known processes with this process id. There can be two for the moment between the death of the first and the
+    /// news of it.
     pub(super) fn with_tgid(&self, bare_tgid: i32) -> impl Iterator<Item = &ProcessId> {
         let first = ProcessId { bare_tgid, start_time: 0, pidfd_inode: 0 };
         let last = ProcessId { bare_tgid, start_time: u64::MAX, pidfd_inode: u64::MAX };
         self.processes.range(first..=last).map(|(process, _)| process)
     }
 
-    /// `true`: the process is new.
+    /// Adds a session. Returns `true` if its process is new.
     pub(super) fn open(&mut self, session: SessionId, peer: Option<(ProcessId, Arc<PeerIdentity>)>) -> bool {
         let mut is_new = false;
         if let Some((process, identity)) = &peer {
@@ -174,7 +174,7 @@ impl Tables {
         Some(closed)
     }
 
-    /// Forgets a process that has nothing here. `true`: it was known until now.
+    /// Forgets a process without sessions, keys and imports. Returns `true` if it was known until now.
     pub(super) fn forget(&mut self, process: &ProcessId) -> bool {
         let idle = self.processes.get(process).is_some_and(ProcessEntry::is_idle);
         if idle {
@@ -205,7 +205,7 @@ impl Tables {
         Some(claimed)
     }
 
-    /// The exporter has come back on another session.
+    /// Moves a region to another session of its exporter.
     pub(super) fn move_region(&mut self, id: RegionId, to: SessionId) {
         let Some(region) = self.regions.get_mut(&id) else { return };
         let from = std::mem::replace(&mut region.session, to);
@@ -289,7 +289,7 @@ impl Tables {
         Some(import)
     }
 
-    /// An import that waits for its exporter has another grant.
+    /// Replaces the grant of an import that waits for its exporter.
     pub(super) fn renew_grant(
         &mut self,
         id: RegionId,
@@ -306,7 +306,7 @@ impl Tables {
         }
     }
 
-    /// An import's grant is over.
+    /// Removes the grant of an import.
     pub(super) fn take_grant(&mut self, id: RegionId, importer: &ProcessId) -> Option<Digest> {
         let region = self.regions.get_mut(&id)?;
         let grant = region.imports.get_mut(importer)?.grant.take()?;
@@ -315,7 +315,7 @@ impl Tables {
         Some(grant)
     }
 
-    /// Recounts everything. `None`: all is well.
+    /// Recounts all tables. `None` if they are consistent.
     pub(super) fn inconsistency(&self) -> Option<&'static str> {
         let mut accounts = BTreeMap::<Account, Usage>::new();
         let mut keys = BTreeMap::<SessionId, usize>::new();

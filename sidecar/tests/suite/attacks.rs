@@ -260,13 +260,16 @@ fn guess_keys(guesses: u64, waits: bool) {
     let fd = scene.connect();
     for n in 0..guesses {
         let refused = refusal(ask(&fd, import(&format!("{n:064x}")), &[]));
-        assert_eq!(refused.text, "no such key, or not for you");
+        assert_eq!(refused.text, "no such key, or this process is not admitted to it");
         if n % 500 == 0 {
             scene.others_are_undisturbed();
         }
     }
     // A key that exists.
-    assert_eq!(refusal(ask(&fd, import(&scene.key), &[])).text, "no such key, or not for you");
+    assert_eq!(
+        refusal(ask(&fd, import(&scene.key), &[])).text,
+        "no such key, or this process is not admitted to it"
+    );
     assert_eq!(scene.denied("unknown_key"), guesses);
     drop(fd);
     scene.others_are_undisturbed();
@@ -302,7 +305,7 @@ fn process_that_is_not_admitted() {
         ..SetImportPid::default()
     };
     for op in [import(&scene.key), close(&scene.key, true), Op::SetImportPid(admit_me)] {
-        assert_eq!(refusal(ask(&fd, op, &[])).text, "no such key, or not for you");
+        assert_eq!(refusal(ask(&fd, op, &[])).text, "no such key, or this process is not admitted to it");
     }
     scene.was_refused("import", "not_admitted", 1, by_me);
     scene.was_refused("close", "not_importer", 1, by_me);
@@ -483,7 +486,7 @@ fn seats_and_duties_of_others() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
     let fd = scene.connect();
-    assert!(refusal(ask(&fd, Op::Offer(Offer {}), &[])).text.contains("kept by a sidecar"));
+    assert!(refusal(ask(&fd, Op::Offer(Offer {}), &[])).text.contains("kept by this sidecar"));
     scene.was_refused("offer", "kept_here", 1, by_me);
     // A seat that does not exist, a free seat, and a word that differs from the seat's.
     for (seat, word) in [(64, 1), (40, 1), (0, 1)] {

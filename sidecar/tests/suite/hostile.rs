@@ -294,7 +294,7 @@ fn a_question_that_is_open_at_the_end_is_answered() {
     });
     signal(&sidecar, Signal::SIGTERM);
     let said = exporter.answer();
-    assert!(said.contains("going to end") || said.contains("did not answer"), "{said}");
+    assert!(said.contains("shutting down") || said.contains("did not answer"), "{said}");
     sidecar.stop();
 }
 
@@ -367,7 +367,7 @@ fn invalid_keys_and_closes_are_refused() {
         }
     }
     let nothing = ExportKey { size: 0, flags: 0, mechanism: Mechanism::Host.into(), handle: Vec::new() };
-    assert_eq!(refusal(ask(Op::ExportKey(nothing))).text, "there is no memory of 0 bytes");
+    assert_eq!(refusal(ask(Op::ExportKey(nothing))).text, "size is 0; give the size of the memory in bytes");
 
     exporter.tell("device connect");
     let text = exporter.ask("device export weights 0");

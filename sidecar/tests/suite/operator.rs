@@ -82,7 +82,7 @@ fn other_users_may_not_inspect() {
     let mut stranger = Client::connect(dir.path(), "link").unwrap();
     for refused in [stranger.processes().map(drop), stranger.all_keys().map(drop)] {
         let said = refused.unwrap_err().to_string();
-        assert!(said.contains("for the operator"), "{said}");
+        assert!(said.contains("only an operator may"), "{said}");
     }
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"not_operator\"}"), 2);
     until("it is written down", || crate::support::audited(&audit, "inspect", "not_operator").len() == 2);

@@ -64,7 +64,7 @@ fn a_greedy_user_leaves_enough_for_another() {
         };
         assert_eq!(refused.code(), Code::Limit);
         assert!(
-            refused.text.contains("for one process") && refused.text.contains("close some"),
+            refused.text.contains("this process has its share") && refused.text.contains("close some"),
             "{}",
             refused.text
         );

@@ -40,7 +40,7 @@ fn hello_reports_the_callers_identity() {
     let reply::Result::Refused(refused) = ask(&me, request::Op::Offer(broker::Offer {}), &[]) else {
         panic!("a sidecar does not hand its role over")
     };
-    assert!(refused.text.contains("kept by a sidecar"), "{}", refused.text);
+    assert!(refused.text.contains("kept by this sidecar"), "{}", refused.text);
 }
 
 #[test]

@@ -339,7 +339,7 @@ impl World {
             }
             (_, "tool") => "left /run/cdi/shmesh.io-shm.json\nlooked\n".into(),
             (_, "plugin" | "identity") => "the kubelet has every resource\n".into(),
-            _ => format!("attached\nsent {count}, received {count}, lost or twice {wrong}\n"),
+            _ => format!("attached\nsent {count}, received {count}, lost or duplicate {wrong}\n"),
         }
     }
 }

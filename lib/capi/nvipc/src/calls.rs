@@ -45,10 +45,10 @@ fn refused(what: &str, failure: &Failure) {
 #[cold]
 fn no_instance(what: &str, ipc: *const nv_ipc_t) {
     if ipc.is_null() {
-        say!("{what}: ipc is NULL; pass what create_nv_ipc_interface returned");
+        say!("{what}: ipc is NULL; pass the pointer from create_nv_ipc_interface");
     } else {
         say!(
-            "{what}: {ipc:p} is no instance; pass what create_nv_ipc_interface returned, and not a copy of it"
+            "{what}: {ipc:p} is not an instance; pass the pointer from create_nv_ipc_interface, not a copy of the structure"
         );
     }
 }
@@ -131,7 +131,7 @@ pub(crate) fn waiting<T: Copy>(
 
 #[cold]
 pub(crate) fn null(what: &'static str) -> Failure {
-    Failure::Refused(format!("{what} is NULL"))
+    Failure::Refused(format!("{what} is NULL; pass a valid pointer"))
 }
 
 /// A caller's message, checked as far as is possible without its buffers.
@@ -167,7 +167,7 @@ pub(crate) fn described(fields: Fields, buffers: Buffers) -> nv_ipc_msg_t {
 fn known_pool(id: i32) -> Result<Option<PoolId>, Failure> {
     if id >= 0 && u32::try_from(id).ok().and_then(PoolId::from_index).is_none() {
         return Err(Failure::Refused(format!(
-            "data_pool {id} is no pool; they are 1 to 4, and 0 or -1 for no DATA"
+            "data_pool {id} does not exist; give 1 to 4, or 0 or -1 for no DATA"
         )));
     }
     Ok(pool_of(id))
@@ -230,7 +230,9 @@ pub unsafe extern "C" fn create_nv_ipc_interface(cfg: *mut nv_ipc_config_t) -> *
     guarded("create_nv_ipc_interface", std::ptr::null_mut(), || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
-            say!("create_nv_ipc_interface: cfg is NULL; fill one by set_nv_ipc_default_config first");
+            say!(
+                "create_nv_ipc_interface: cfg is NULL; pass a configuration, filled in by set_nv_ipc_default_config"
+            );
             return std::ptr::null_mut();
         };
         match config::open(config) {
@@ -351,9 +353,11 @@ fn copy(
     size: usize,
 ) -> c_int {
     with(what, ipc, -1, |backend| {
-        let host = NonNull::new(host.cast()).ok_or_else(|| null("the host's address"))?;
+        let host = NonNull::new(host.cast()).ok_or_else(|| null("the host address"))?;
         if size > isize::MAX.unsigned_abs() {
-            return Err(Failure::Refused(format!("{size} is no number of bytes")));
+            return Err(Failure::Refused(format!(
+                "size {size} is out of range; give the number of bytes to copy"
+            )));
         }
         backend.copy(direction, host, device, size).map(|()| 0)
     })

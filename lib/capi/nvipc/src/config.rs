@@ -97,12 +97,12 @@ pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, mo
     guarded("set_nv_ipc_default_config", -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
-            say!("set_nv_ipc_default_config: cfg is NULL; pass one");
+            say!("set_nv_ipc_default_config: cfg is NULL; pass a configuration");
             return -1;
         };
         if side_of(module_type).is_none() && module_type != NV_IPC_MODULE_IPC_DUMP {
             say!(
-                "set_nv_ipc_default_config: module_type {module_type} is none; use NV_IPC_MODULE_PRIMARY or _SECONDARY"
+                "set_nv_ipc_default_config: module_type {module_type} is not valid; use NV_IPC_MODULE_PRIMARY or _SECONDARY"
             );
             return -1;
         }
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn set_nv_ipc_default_config(cfg: *mut nv_ipc_config_t, mo
             }
             other => {
                 say!(
-                    "set_nv_ipc_default_config: ipc_transport {other} is none; set it to NV_IPC_TRANSPORT_SHM before the call"
+                    "set_nv_ipc_default_config: ipc_transport {other} is not valid; set it to NV_IPC_TRANSPORT_SHM before the call"
                 );
                 return -1;
             }
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
     guarded("load_nv_ipc_yaml_config", -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
-            say!("load_nv_ipc_yaml_config: cfg is NULL; pass one");
+            say!("load_nv_ipc_yaml_config: cfg is NULL; pass a configuration");
             return -1;
         };
         if yaml_path.is_null() {
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn load_nv_ipc_yaml_config(
         }
         if side_of(module_type).is_none() {
             say!(
-                "load_nv_ipc_yaml_config: module_type {module_type} is none; use NV_IPC_MODULE_PRIMARY or _SECONDARY"
+                "load_nv_ipc_yaml_config: module_type {module_type} is not valid; use NV_IPC_MODULE_PRIMARY or _SECONDARY"
             );
             return -1;
         }
@@ -196,11 +196,11 @@ pub unsafe extern "C" fn shmesh_nvipc_parse_yaml(
     guarded(WHAT, -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
-            say!("{WHAT}: cfg is NULL; pass one");
+            say!("{WHAT}: cfg is NULL; pass a configuration");
             return -1;
         };
         if text.is_null() {
-            say!("{WHAT}: there is no text; pass a node");
+            say!("{WHAT}: the text is NULL; pass a YAML node");
             return -1;
         }
         // SAFETY: guaranteed by the caller.
@@ -276,7 +276,7 @@ pub(crate) fn name_of(config: &nv_ipc_config_t) -> Result<String, Failure> {
     let shm = unsafe { &config.transport_config.shm };
     text_in(&shm.prefix).map_err(|()| {
         Failure::Refused(format!(
-            "create_nv_ipc_interface: prefix is no text of at most {} bytes with a NUL after it; set one",
+            "create_nv_ipc_interface: prefix is not valid; set it to at most {} bytes of UTF-8 with a NUL after them",
             NV_NAME_MAX_LEN - 1
         ))
     })
@@ -322,7 +322,7 @@ pub(crate) fn open(
     let refused = |text: String| Failure::Refused(format!("create_nv_ipc_interface: {text}"));
     let Some(side) = side_of(config.module_type) else {
         return Err(refused(format!(
-            "module_type {} is neither side; use NV_IPC_MODULE_PRIMARY or _SECONDARY, and `shmesh dump` to look at a link",
+            "module_type {} is not a side; use NV_IPC_MODULE_PRIMARY or _SECONDARY, and `shmesh dump` to inspect a link",
             config.module_type
         )));
     };
@@ -338,7 +338,7 @@ pub(crate) fn open(
     if msg_bytes < MSG_BYTES_MIN {
         backend.close();
         return Err(refused(format!(
-            "buffers of cpu_msg have {msg_bytes} bytes; make it {MSG_BYTES_MIN} or more, for the headers of messages"
+            "buffers of cpu_msg have {msg_bytes} bytes; give {MSG_BYTES_MIN} or more, for the headers of messages"
         )));
     }
     let primary = nv_ipc_config_t { module_type: NV_IPC_MODULE_PRIMARY, ..*config };
@@ -400,7 +400,7 @@ fn open_udp(config: &nv_ipc_config_t) -> Result<(String, Arc<dyn Backend>), Fail
         address("remote", &udp.remote_addr, udp.remote_port)?,
     );
     if remote.port() == 0 {
-        return Err(refused("remote_port is 0; give that of the peer".into()));
+        return Err(refused("remote_port is 0; give the port of the peer".into()));
     }
     let size = |what: &str, size: i32| {
         u32::try_from(size).map_err(|_| refused(format!("{what} is {size}; give 0 or more")))

@@ -16,7 +16,7 @@ use crate::types::*;
 
 /// The tap of an instance, if the transport has one.
 fn tap_of(open: &OpenInstance) -> Result<&Forward, Failure> {
-    let no_tap = || Failure::Refused("there is no tap over udp; use NV_IPC_TRANSPORT_SHM".into());
+    let no_tap = || Failure::Refused("the tap is not available over UDP; use NV_IPC_TRANSPORT_SHM".into());
     open.can_copy().then_some(&open.forward).ok_or_else(no_tap)
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C-unwind" fn nvipc_fw_sem_timedwait(ipc: *mut nv_ipc_t, ts_ab
             let until = unsafe { ts_abs.as_ref() }.map(|time| {
                 let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000);
                 let nanos = nanos.ok_or_else(|| {
-                    let text = format!("tv_nsec is {}; it can be 0 to 999999999", time.tv_nsec);
+                    let text = format!("tv_nsec is {}; give 0 to 999999999", time.tv_nsec);
                     Failure::Refused(text)
                 })?;
                 // A time before 1970 has passed as well.

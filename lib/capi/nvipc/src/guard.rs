@@ -16,7 +16,7 @@ pub(crate) fn guarded<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
 #[inline(always)]
 pub(crate) fn unwinding<T>(what: &str, failed: T, act: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| {
-        say!("{what}: failed inside of this library; please report it with the lines above");
+        say!("{what}: internal error of this library; please report it with the lines above");
         failed
     })
 }

@@ -37,7 +37,7 @@ fn size_of_pool(
     guarded(what, -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_ref() }) else {
-            say!("{what}: cfg is NULL; pass one");
+            say!("{what}: cfg is NULL; pass a configuration");
             return -1;
         };
         let transport = &config.transport_config;
@@ -56,7 +56,7 @@ fn size_of_pool(
         match usize::try_from(pool).ok().and_then(|pool| pools.get(pool)) {
             Some(size) => of(*size),
             None => {
-                say!("{what}: pool {pool} is none; they are 0 to 4");
+                say!("{what}: pool {pool} does not exist; give 0 to 4");
                 -1
             }
         }
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn nv_ipc_set_handle_id(msg: *mut nv_ipc_msg_t, handle_id:
             Some(msg) if !msg.msg_buf.is_null() => unsafe {
                 msg.msg_buf.cast::<u8>().add(1).write(handle_id)
             },
-            _ => say!("nv_ipc_set_handle_id: msg or msg_buf is NULL; allocate one first"),
+            _ => say!("nv_ipc_set_handle_id: msg or msg_buf is NULL; allocate the message first"),
         }
     });
 }
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn nv_ipc_lookup_config(
     guarded("nv_ipc_lookup_config", -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_mut() }) else {
-            say!("nv_ipc_lookup_config: cfg is NULL; pass one");
+            say!("nv_ipc_lookup_config: cfg is NULL; pass a configuration");
             return -1;
         };
         if prefix.is_null() {
@@ -302,7 +302,7 @@ pub unsafe extern "C" fn nv_ipc_dump_config(cfg: *const nv_ipc_config_t) -> c_in
     guarded("nv_ipc_dump_config", -1, || {
         // SAFETY: guaranteed by the caller.
         let Some(config) = (unsafe { cfg.as_ref() }) else {
-            say!("nv_ipc_dump_config: cfg is NULL; pass one");
+            say!("nv_ipc_dump_config: cfg is NULL; pass a configuration");
             return -1;
         };
         let (module, transport) = (config.module_type, config.ipc_transport);
@@ -347,7 +347,8 @@ pub unsafe extern "C" fn nv_ipc_check_host_pinned_memory(ipc: *mut nv_ipc_t) -> 
         if backend.is_locked() {
             return Ok(0);
         }
-        let text = "the pools are not locked for a GPU; set cuda_device_id to its number (layout shmesh)";
+        let text =
+            "the pools are not page-locked for a GPU; set cuda_device_id to its number (layout shmesh)";
         Err(Failure::Refused(text.into()))
     })
 }

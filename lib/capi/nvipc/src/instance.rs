@@ -39,8 +39,8 @@ pub(crate) struct OpenInstance {
     idle: AtomicUsize,
 }
 
-/// After so many calls that found nothing, the thread yields the processor. On a core of its own that costs nothing. With
-/// more threads than cores, a polling thread would otherwise keep the thread with the message from running.
+/// The thread yields the processor after this many calls that found nothing. On a core of its own that costs nothing.
+/// With more threads than cores, a polling thread would otherwise keep the thread with the message from running.
 const YIELD_EVERY: usize = 256;
 
 impl OpenInstance {
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn nv_ipc_get_instance(prefix: *const c_char) -> *mut nv_i
             Some((_, place, _)) => places()[place].handle(),
             None => {
                 let name = wanted.map_or("any name".into(), |name| name.to_string_lossy());
-                say!("nv_ipc_get_instance: there is no instance of {name}; create it first");
+                say!("nv_ipc_get_instance: no instance has the name {name}; create it first");
                 std::ptr::null_mut()
             }
         }

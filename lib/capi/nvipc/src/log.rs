@@ -44,7 +44,7 @@ fn write(limit: &Mutex<LogLimit>, each: usize, text: Arguments<'_>) {
     let said = limit.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now());
     let Some(suppressed) = said else { return };
     let more = if suppressed > 0 {
-        format!(" ({} such lines before it were left out)", suppressed * (each as u64))
+        format!(" ({} similar lines before it were suppressed)", suppressed * (each as u64))
     } else {
         String::new()
     };

@@ -185,7 +185,7 @@ impl Forward {
         let mut state = self.state();
         let Some(copied) = state.read.remove(&msg.addr().get()) else {
             return Err(Failure::Refused(format!(
-                "msg_buf {msg:p} is of no message that nvipc_fw_dequeue gave and that is not freed yet"
+                "msg_buf {msg:p} is not a message from nvipc_fw_dequeue, or was freed before"
             )));
         };
         copied.pools().for_each(|pool| state.used[pool.index()] -= 1);

@@ -80,7 +80,7 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<FileContent,
         // `from_file` words the error.
         return Err(match from_file(path) {
             Err(error) => chain(&error),
-            Ok(_) => format!("{}: it changed while it was read; try again", path.display()),
+            Ok(_) => format!("{}: the file changed while it was read; retry", path.display()),
         });
     };
     parse(yaml, &path.display().to_string(), udp)
@@ -97,7 +97,7 @@ pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Resul
         None => None,
         Some(given) => Some(
             Layout::of(given)
-                .ok_or_else(|| named(&format!("transport.layout is {given:?}; it can be nvipc or shmesh")))?,
+                .ok_or_else(|| named(&format!("transport.layout is {given:?}; set it to nvipc or shmesh")))?,
         ),
     };
     let debug = match first.as_ref().and_then(|first| first.app_config.as_ref()) {
@@ -118,11 +118,11 @@ pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Resul
     if !is_read {
         // An ignored layout setting would create a link that the other side never finds.
         return Err(named(
-            "below transport, type or layout is no text, or shm_config.cuda_device_id, udp_config or app_config has a \
+            "below transport, type or layout is not a string, or shm_config.cuda_device_id, udp_config or app_config has an \
              value that it cannot have",
         ));
     }
-    let link = links.into_iter().next().ok_or_else(|| named("it has no link; add one"))?;
+    let link = links.into_iter().next().ok_or_else(|| named("the file has no link; add one"))?;
     Ok(FileContent::Shm(Box::new(link), layout, cuda_device_id, Box::new(debug)))
 }
 
@@ -131,7 +131,7 @@ fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
     let mut debug = nv_ipc_config_t::zeroed().debug_configs;
     match app.grpc_forward {
         Some(Perhaps::Is(count)) => debug.grpc_forward = count,
-        Some(Perhaps::Other(_)) => return Err("app_config.grpc_forward is no number".into()),
+        Some(Perhaps::Other(_)) => return Err("app_config.grpc_forward is not a number".into()),
         None => {}
     }
     for (what, ids, filter) in [
@@ -140,7 +140,7 @@ fn traced(app: &App) -> Result<nv_ipc_debug_config_t, String> {
     ] {
         let ids = match ids {
             Some(Perhaps::Is(ids)) => ids,
-            Some(Perhaps::Other(_)) => return Err(format!("app_config.{what} is no list of ids")),
+            Some(Perhaps::Other(_)) => return Err(format!("app_config.{what} is not a list of ids")),
             None => continue,
         };
         for id in ids {

@@ -1,7 +1,7 @@
-//! The yardstick: the round trip of a bare cache line between the two cores.
+//! The floor: the round trip of a bare cache line between the two cores, as a reference.
 //!
-//! Virtual cores move on their host, and all that is measured between them moves along. So it is taken just before and just
-//! after each test, and a test during which it jumped is tried again.
+//! Virtual cores move on their host, and all times measured between them change. So the floor is measured just before
+//! and just after each test, and a test during which it changed is repeated.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,27 +12,27 @@ use shmesh_sys::sched;
 use super::measure::{Dist, Rx, STOP, Tx, echo, ping};
 
 const SECONDS: f64 = 0.03;
-/// How much the yardstick may differ before and after a test, and how often a test is tried for that.
+/// Maximum ratio of the floors before and after a test.
 const STEADY: f64 = 1.25;
 const TRIES: u32 = 5;
-/// How often, a tenth of a second apart, the yardstick is looked at while it lies outside of what is wanted.
+/// How often to measure the floor, a tenth of a second apart, while it is outside the requested range.
 const LOOKS: u32 = 300;
 
-/// Ties the calling thread to `core`.
+/// Pins the calling thread to `core`.
 pub(super) fn pin(core: usize) -> Result<()> {
     sched::pin(core).with_context(|| format!("cannot run on core {core}"))
 }
 
 /// The cores that this process may use.
 pub(super) fn cores() -> Result<Vec<usize>> {
-    sched::cores().context("cannot tell which cores may be used")
+    sched::cores().context("cannot determine the cores that this process may use")
 }
 
 /// A counter that one side writes and the other polls, on a pair of lines of its own.
 #[repr(align(128))]
 struct BareLine(AtomicUsize);
 
-/// Zero is "nothing yet", and STOP + 1 is zero again, so that one goes as itself.
+/// Zero means that there is no message yet. STOP + 1 wraps to zero, so STOP is sent unchanged.
 fn shown(word: u64) -> usize {
     usize::try_from(word.saturating_add(1)).unwrap_or(usize::MAX)
 }
@@ -40,13 +40,14 @@ fn shown(word: u64) -> usize {
 impl Tx for &BareLine {
     #[inline(always)]
     fn send(&mut self, word: u64) -> Result<()> {
-        // Release pairs with the Acquire of `recv`, as a message's would.
+        // Release pairs with the Acquire of `recv`, as for a message.
         self.0.store(shown(word), Ordering::Release);
         Ok(())
     }
 }
 
-/// The polling side: the line and the last value seen in it. Without a pause, which takes longer than the line.
+/// The polling side: the line and the last value that it has read. It does not pause, because a pause takes longer than
+/// the line.
 struct BarePoll<'a>(&'a BareLine, usize);
 
 impl Rx for BarePoll<'_> {
@@ -78,7 +79,7 @@ pub(super) fn cacheline((a, b): (usize, usize)) -> Result<f64> {
         ensure!(refused.load(Ordering::Acquire) == 0, "the other side cannot be pinned");
         Ok(())
     };
-    // Threads: a line moves the same way between two of them as between two processes.
+    // Threads suffice: a line moves between two threads as it does between two processes.
     std::thread::scope(|scope| {
         let answer = scope.spawn(|| {
             meet(b)?;
@@ -95,7 +96,7 @@ pub(super) fn cacheline((a, b): (usize, usize)) -> Result<f64> {
     })
 }
 
-/// What a test found, and the yardstick around it.
+/// Runs a test between two measurements of the floor, and repeats it if the floor changed.
 pub(super) fn around(
     cores: (usize, usize),
     wanted: &[f64],
@@ -109,21 +110,26 @@ pub(super) fn around(
             if is_wanted(before) {
                 break;
             }
-            ensure!(look < LOOKS, "a bare cache line takes {before:.0} ns, and did not come into --floor");
+            ensure!(
+                look < LOOKS,
+                "a bare cache line takes {before:.0} ns, and did not reach the range of --floor in 30 s; widen the range"
+            );
             std::thread::sleep(Duration::from_millis(100));
             before = cacheline(cores)?;
         }
         let dist = test()?;
         let after = cacheline(cores)?;
         let steady = before.max(after) < before.min(after) * STEADY && is_wanted(after);
-        // Without a wish, a restless machine is better shown than not measured.
+        // Without --floor, a noisy machine is reported rather than not measured.
         if steady || (wanted.is_empty() && attempt == TRIES) {
             return Ok((dist, f64::midpoint(before, after)));
         }
         let took = begin.elapsed().as_secs_f64();
         eprintln!(
-            "moved    a bare cache line took {before:.0} ns before and {after:.0} ns after, {took:.1} s later"
+            "repeat   a bare cache line took {before:.0} ns before and {after:.0} ns after, {took:.1} s later"
         );
     }
-    bail!("the cores moved in each of {TRIES} tries")
+    bail!(
+        "the round trip of a bare cache line changed during each of {TRIES} tries; run on an idle machine, or without --floor"
+    )
 }

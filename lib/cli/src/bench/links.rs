@@ -1,4 +1,4 @@
-//! `shmesh bench links`: what a link costs, and how it grows with their number.
+//! `shmesh bench links`: the cost of a link, and how it grows with the number of links.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,17 +20,17 @@ pub(super) struct LinksSpec {
     pub(super) primary: bool,
 }
 
-/// What one side found.
+/// The measurements of one side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LinkCosts {
-    /// Microseconds to create or attach, each.
+    /// Microseconds to create or attach each link.
     open_us: Vec<f64>,
     segment_bytes: u64,
     threads: u64,
     fds: u64,
-    /// Private memory: without the segments, which both sides share.
+    /// Private memory, without the segments, which both sides share.
     private_bytes: u64,
-    /// One look at every link for a message.
+    /// Nanoseconds to poll one link for a message.
     poll_ns: f64,
 }
 
@@ -43,7 +43,7 @@ fn config(i: usize) -> Result<LinkConfig> {
     Ok(config)
 }
 
-/// Runs one side: opens all links, says what it found, and closes them when told to.
+/// Runs one side: opens all links, reports the measurements, and closes the links at the end of its input.
 pub(super) fn run(spec: &LinksSpec) -> Result<()> {
     die_with_parent()?;
     let hard = rlimit::open_files().context("cannot read the limit of open files")?.hard;
@@ -70,7 +70,7 @@ pub(super) fn run(spec: &LinksSpec) -> Result<()> {
     while Instant::now() < end || rounds.len() < 16 {
         let start = Instant::now();
         for link in &links {
-            anyhow::ensure!(link.receive()?.is_none(), "a message from nowhere");
+            anyhow::ensure!(link.receive()?.is_none(), "received a message that was not sent");
         }
         rounds.push(start.elapsed().as_nanos() as f64 / spec.count as f64);
     }
@@ -127,13 +127,12 @@ pub(super) fn measure(session: &ProcessGroup, dir: &std::path::Path, counts: &[u
         let created: LinkCosts = primary.says(limit, || ())?;
         let secondary = session.spawn("bench-side", &spec(false), read.into())?;
         let attached: LinkCosts = secondary.says(limit, || ())?;
-        // Both see the end of their input, and close.
+        // Both read the end of their input, and close their links.
         drop(write);
         secondary.join(limit)?;
         primary.join(limit)?;
         rows.extend(found(count, &created, &attached));
-        std::fs::remove_dir(&dir)
-            .with_context(|| format!("links did not remove themselves from {}", dir.display()))?;
+        std::fs::remove_dir(&dir).with_context(|| format!("links were left behind in {}", dir.display()))?;
     }
     Ok(rows)
 }

@@ -1,7 +1,8 @@
-//! What is timed and how: the drivers of `lib/comparison/src/measure.rs`, with the standard library's clock.
+//! Timing of round trips, streams and operations, as in `lib/comparison/src/measure.rs`, with the standard library's
+//! clock.
 //!
-//! That clock costs some 25 ns per reading, where that of `lib/comparison` costs 10 to 20; it shows in p99 and p99.9 of round trips, which are
-//! timed singly, and not in p50, which is over batches.
+//! That clock costs some 25 ns per reading, that of `lib/comparison` 10 to 20. It affects p99 and p99.9 of round trips,
+//! which are timed singly, and not p50, which is over batches.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 /// The last message of a stream. Payload words below it count the messages.
 pub(super) const STOP: u64 = u64::MAX;
-/// Share of a run that is thrown away at its start.
+/// Fraction of a run that is discarded at its start.
 const WARM_UP: f64 = 0.1;
-/// Batches that a stream has at least. The consumer needs two.
+/// Minimum number of batches of a stream. The consumer needs two.
 const MIN_BATCHES: u64 = 8;
-/// Round trips between two looks at the clock where single trips are not timed.
+/// Round trips between two readings of the clock where single trips are not timed.
 const TRIPS: u64 = 32;
 
-/// The sending half of what is measured.
+/// The sending half of a transport.
 pub(super) trait Tx {
-    /// Writes a whole payload made of `word` and delivers it, waiting for room.
+    /// Writes a whole payload made of `word` and sends it, waiting for room.
     fn send(&mut self, word: u64) -> Result<()>;
 }
 
@@ -30,16 +31,16 @@ pub(super) trait Rx {
     fn recv(&mut self) -> Result<u64>;
 }
 
-/// What one run found: nanoseconds per round trip, message or operation.
+/// The result of one run, in nanoseconds per round trip, message or operation.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Dist {
     /// Median over batches, in nanoseconds.
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) p999: f64,
-    /// All the time over all the count.
+    /// Total time divided by the total count.
     pub(super) mean: f64,
-    /// The median of what `p99` and `p999` are of.
+    /// The median of the samples of `p99` and `p999`.
     pub(super) p50_timed: f64,
 }
 
@@ -104,7 +105,7 @@ pub(super) fn ping(seconds: f64, tx: &mut impl Tx, rx: &mut impl Rx) -> Result<D
     Ok(Dist { p50, ..dist(&trips, 1, nanos(last - begin, untimed)) })
 }
 
-/// The other side of [`ping`]: answers until told to stop.
+/// The other side of [`ping`]: echoes until it receives [`STOP`].
 #[inline(always)]
 pub(super) fn echo(tx: &mut impl Tx, rx: &mut impl Rx) -> Result<()> {
     loop {
@@ -115,12 +116,12 @@ pub(super) fn echo(tx: &mut impl Tx, rx: &mut impl Rx) -> Result<()> {
     }
 }
 
-/// Sends as fast as it goes, looking at the clock once per `batch`.
+/// Sends as fast as possible, reading the clock once per `batch`.
 #[inline(always)]
 pub(super) fn produce(seconds: f64, tx: &mut impl Tx, batch: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     let mut count = 0;
-    // At least as many as the consumer needs, however long this process had no processor.
+    // At least as many as the consumer needs, however long this process was not scheduled.
     while Instant::now() < end || count < MIN_BATCHES * batch {
         for _ in 0..batch {
             tx.send(count)?;
@@ -130,8 +131,8 @@ pub(super) fn produce(seconds: f64, tx: &mut impl Tx, batch: u64) -> Result<()> 
     tx.send(STOP)
 }
 
-/// The other side of [`produce`]: the percentiles are over batches, the mean over all messages after warm-up. If nothing
-/// comes after it, because this process had no processor for so long, the batches of the warm-up count.
+/// The other side of [`produce`]: the percentiles are over batches, the mean over all messages after warm-up. If there
+/// are none, because this process was not scheduled for so long, the batches of the warm-up count.
 #[inline(always)]
 pub(super) fn consume(seconds: f64, rx: &mut impl Rx, batch: u64) -> Result<Dist> {
     let mut batches = histogram()?;
@@ -142,7 +143,9 @@ pub(super) fn consume(seconds: f64, rx: &mut impl Rx, batch: u64) -> Result<Dist
         for _ in 0..batch {
             let word = rx.recv()?;
             if word == STOP {
-                let since = since.filter(|_| measured > 0).context("too few messages came through")?;
+                let since = since
+                    .filter(|_| measured > 0)
+                    .context("too few messages were received for a measurement; give more --seconds")?;
                 return Ok(dist(&batches, batch, nanos(last - since, measured)));
             }
             ensure!(word == expected, "a message was lost, doubled or reordered: {word} for {expected}");
@@ -163,8 +166,8 @@ pub(super) fn consume(seconds: f64, rx: &mut impl Rx, batch: u64) -> Result<Dist
     }
 }
 
-/// Times `op` in batches on this thread alone. `op` gets the number of earlier calls, and returns how much of its own time
-/// counts, or that all of it does.
+/// Times `op` in batches on this thread alone. `op` gets the number of earlier calls, and returns the part of its time
+/// that counts, or `None` for all of it.
 #[inline(always)]
 pub(super) fn repeat(
     seconds: f64,

@@ -251,7 +251,7 @@ fn once(session: &ProcessGroup, common: &Common, case: &Case) -> Result<Dist> {
     let mut found: Option<Dist> = None;
     for child in &children {
         let said: Option<Dist> = child.says(deadline, || ())?;
-        // Of several readers, the slowest.
+        // The result of several readers is that of the slowest.
         found = found.into_iter().chain(said).max_by(|a, b| a.mean.total_cmp(&b.mean));
     }
     for child in children {
@@ -260,7 +260,7 @@ fn once(session: &ProcessGroup, common: &Common, case: &Case) -> Result<Dist> {
     found.context("the benchmark returned no measurement")
 }
 
-/// All tests share a name: one runs at a time.
+/// The name of the link. All tests share it, because one runs at a time.
 fn link_name() -> String {
     format!("bench-{}", std::process::id())
 }
@@ -269,7 +269,7 @@ fn link_name() -> String {
 fn cores(common: &Common) -> Result<Vec<usize>> {
     let usable = floor::cores()?;
     if common.cores.is_empty() {
-        anyhow::ensure!(usable.len() > 1, "two cores are needed, one is usable");
+        anyhow::ensure!(usable.len() > 1, "two cores are needed, but this process may use only one");
         return Ok(usable);
     }
     let cores = common.cores.clone();
@@ -278,18 +278,18 @@ fn cores(common: &Common) -> Result<Vec<usize>> {
         request(!cores[..i].contains(core), || {
             "--cores needs different cores: two processes that poll on one measure the scheduler".to_owned()
         })?;
-        let missing = || format!("core {core} does not exist or this process may not run there");
+        let missing = || format!("core {core} does not exist, or this process may not run there");
         request(usable.contains(core), missing)?;
     }
     Ok(cores)
 }
 
-/// Refuses what cannot be.
+/// Refuses an invalid command line.
 fn request(holds: bool, why: impl Fn() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Refusal::Request(why()).into()) }
 }
 
-/// Everything that is asked for, in the order of the table.
+/// All requested tests, in the order of the table.
 fn grid(args: &Args, cores: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &metric in &args.metric {
@@ -340,7 +340,7 @@ fn forms(args: &Args, bytes: usize) -> Vec<PayloadForm> {
         return args.form.iter().copied().filter(fits).collect();
     }
     match bytes {
-        // In one line of the ring; in two.
+        // Up to 48 bytes take one line of the ring, more take two.
         8..=48 => vec![PayloadForm::Inline],
         49..=shmesh::INLINE_MAX_BYTES => vec![PayloadForm::Inline, PayloadForm::Pooled],
         4096.. => vec![PayloadForm::Pooled, PayloadForm::Data],
@@ -348,7 +348,7 @@ fn forms(args: &Args, bytes: usize) -> Vec<PayloadForm> {
     }
 }
 
-/// The test of which `one` is the primary side.
+/// The test whose primary side is `one`.
 fn case(one: &side::SideSpec, cores: &[usize], apart: bool) -> Case {
     let lower = |what: &dyn std::fmt::Debug| format!("{what:?}").to_lowercase();
     let mut name = format!("{}-{}-{}-{}", lower(&one.form), lower(&one.metric), one.bytes, lower(&one.mode));
@@ -401,7 +401,7 @@ fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
     common.ring.iter().flat_map(|&mode| ops::OPS.map(|op| case(mode, op))).collect()
 }
 
-/// What a reader must know to judge the numbers.
+/// Prints facts about the machine that affect the numbers.
 fn remarks((a, b): (usize, usize)) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

@@ -1,4 +1,4 @@
-//! `shmesh bench ops`: what the steps cost on one core, where no cache line moves.
+//! `shmesh bench ops`: the cost of single operations on one core, without transfers of cache lines.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use super::side::{RingModeArg, mode};
 use super::{floor, payload};
 use crate::child::{die_with_parent, say};
 
-/// What is timed, with its name and what it means.
+/// The operations: name, payload bytes and description.
 pub(super) const OPS: [(&str, usize, &str); 6] = [
     ("cycle", 64, "loan, send, receive, release; 64 B written and read"),
     ("cycle-bare", 8, "the same, 8 B touched"),
@@ -35,12 +35,12 @@ pub(super) struct OpSpec {
     pub(super) core: usize,
 }
 
-/// Operations per look at the clock.
+/// Operations per reading of the clock.
 const BATCH: u64 = 1024;
-/// Messages that are under way at once where only the ring is timed.
+/// Number of messages in flight where only the ring is timed.
 const ON_THE_RING: usize = 256;
 
-/// Runs one test and says what it found.
+/// Runs one test and reports the result.
 pub(super) fn run(spec: &OpSpec) -> Result<()> {
     die_with_parent()?;
     floor::pin(spec.core)?;
@@ -79,7 +79,7 @@ fn time(spec: &OpSpec, sender: &Link, receiver: &Link) -> Result<Dist> {
             Ok(None)
         }),
         "empty-receive" => repeat(spec.seconds, BATCH, |_| {
-            anyhow::ensure!(black_box(receiver.receive()?).is_none(), "a message from nowhere");
+            anyhow::ensure!(black_box(receiver.receive()?).is_none(), "received a message that was not sent");
             Ok(None)
         }),
         "loan-drop" => repeat(spec.seconds, BATCH, |_| {

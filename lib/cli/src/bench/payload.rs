@@ -1,7 +1,7 @@
-//! What every message carries, and how it is written and read: as `lib/comparison/src/payload.rs` has it, so that both sides
-//! of a comparison touch the same bytes in the same way.
+//! Payload of messages, written and read as in `lib/comparison/src/payload.rs`, so that both sides of a comparison
+//! access the same bytes in the same way.
 
-/// From here on a payload is filled by the C library's `memset` and the compiler leaves it alone.
+/// From this size on, the C library's `memset` fills a payload.
 const LARGE: usize = 512;
 const WORD: usize = 8;
 
@@ -30,7 +30,7 @@ fn fill_fixed<const WORDS: usize>(words: &mut [[u8; WORD]], word: u64) {
     }
 }
 
-/// Reads a whole payload and returns its word; `None` when it is not what [`fill`] writes, as far as the sum shows.
+/// Reads a whole payload and returns its word; `None` if its sum differs from that of [`fill`].
 #[inline(always)]
 pub(super) fn read(bytes: &[u8]) -> Option<u64> {
     let words = bytes.as_chunks::<WORD>().0;

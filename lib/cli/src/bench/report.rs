@@ -1,4 +1,4 @@
-//! How results are shown: the rows of `lib/comparison`, so that one script reads both.
+//! The report: rows as in `lib/comparison`, so that one script reads both.
 
 use std::io::Write;
 
@@ -10,12 +10,12 @@ use crate::args::Output;
 use crate::human::figure;
 use crate::table::Table;
 
-/// What a test's nanoseconds are of.
+/// The figure that the nanoseconds of a test give.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum RowKind {
     RoundTrip,
     OneWay,
-    /// One way with a payload large enough for a rate.
+    /// One way, with a payload that is large enough for a rate.
     Bulk,
     Op,
 }
@@ -38,11 +38,11 @@ pub(super) struct Row {
     repeats: usize,
     processes: usize,
     note: String,
-    /// Of `rtt_ns`: the median over the bare cache line's.
+    /// For `rtt_ns`: the median divided by the floor, the round trip of a bare cache line.
     ratio: Option<f64>,
 }
 
-/// One repetition: what it found, and the yardstick around it.
+/// One repetition: its result, and the floor around it.
 pub(super) type Run = (Dist, f64);
 
 fn round(value: f64) -> f64 {
@@ -62,7 +62,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The rows that the repetitions of a test make: for each figure, its median over them.
+/// The rows of a test: each figure is the median over its repetitions.
 pub(super) fn rows(
     name: &str,
     kind: RowKind,
@@ -103,7 +103,7 @@ pub(super) fn rows(
     }
 }
 
-/// A figure that is counted and not timed.
+/// The row of a figure that is counted and not timed.
 pub(super) fn single(name: &str, metric: &'static str, value: f64, note: &str) -> Row {
     let same = Dist { p50: value, p99: value, p999: value, mean: value, p50_timed: value };
     let mut row = rows(name, RowKind::Op, 0, note, 1, &[(same, 0.0)]).remove(0);
@@ -161,7 +161,7 @@ mod tests {
             (rows[0].metric, rows[0].p50, rows[0].p50_min, rows[0].p50_max),
             ("us_per_msg", 2e6, 1e6, 3e6)
         );
-        // The rate that 99 % of the batches reach is the low one.
+        // 99 % of the batches reach the lower rate.
         assert_eq!((rows[1].metric, rows[1].p50, rows[1].p99), ("gib_s", 0.5, 0.25));
         let rtt = super::rows("x", RowKind::RoundTrip, 8, "", 2, &[run(150.0)]);
         assert_eq!(rtt[0].ratio, Some(1.5));

@@ -70,14 +70,14 @@ pub(super) struct SideSpec {
     pub(super) batch: usize,
     /// Processes of the secondary side; several only with a broadcast ring.
     pub(super) readers: usize,
-    /// Whether readers share cores: then one that finds nothing gives its core to another.
+    /// Whether readers share cores: then a reader without a message yields its core to another.
     pub(super) shares_core: bool,
     pub(super) seconds: f64,
     pub(super) core: usize,
     pub(super) primary: bool,
 }
 
-/// From this size on, a message is bulk: percentiles are over 16 messages, and 16 are under way.
+/// From this size on, a message is bulk: percentiles are over 16 messages, and 16 are in flight.
 const BULK_BYTES: usize = 16 << 10;
 
 impl SideSpec {
@@ -97,7 +97,7 @@ impl SideSpec {
         config.ring_mode = mode(self.mode);
         config.spin_us = if self.wait == Wait::Futex { 0 } else { config.spin_us };
         let bytes = u32::try_from(self.bytes).context("a payload is too large")?;
-        // Twice the ring: what one side has loaned and the other received beside what waits.
+        // Twice the ring: buffers that one side has loaned and the other has received, besides the queued ones.
         let pool = |buf_size_bytes| PoolConfig { buf_size_bytes, pool_len: 2 * ring_len };
         config.pools = [PoolConfig::DISABLED; PoolId::COUNT];
         config.pools[PoolId::CpuMsg.index()] =
@@ -129,7 +129,7 @@ pub(super) fn run(spec: &SideSpec) -> Result<()> {
         options.attach(&spec.name, Side::Secondary)?
     };
     if spec.wait == Wait::Fd {
-        // From here on, each notification rings.
+        // From here on, each notification makes the descriptor readable.
         link.fd()?;
     }
     // Each process that attaches sends a message, and the creator waits for all of them.
@@ -171,7 +171,7 @@ fn waiting<const FORM: u8>(link: &Link, spec: &SideSpec) -> Result<Option<Dist>>
     }
 }
 
-/// Waits for a message as it was asked.
+/// Waits for a message in the requested way.
 #[inline(always)]
 fn wait<const HOW: u8>(link: &Link) -> Result<()> {
     match HOW {
@@ -181,7 +181,7 @@ fn wait<const HOW: u8>(link: &Link) -> Result<()> {
             link.wait(None)?;
         }
         _ => {
-            // An interrupted poll finds nothing, and the caller comes again.
+            // An interrupted poll returns nothing, and the caller retries.
             let _ = poll::wait_once(&mut [Watch::readable(&link.fd()?)], None);
             link.take_signal()?;
         }
@@ -219,7 +219,7 @@ fn drive<const FORM: u8, const HOW: u8>(link: &Link, spec: &SideSpec) -> Result<
     }
 }
 
-/// Loans and fills; tries again while there is no room.
+/// Loans and fills a message; retries while there is no room.
 #[inline(always)]
 fn loan<const FORM: u8>(link: &Link, bytes: usize, word: u64) -> Result<Option<Loan<'_>>> {
     let loan = if FORM == DATA { link.loan_with(PoolId::CpuData) } else { link.loan() };
@@ -239,7 +239,9 @@ fn loan<const FORM: u8>(link: &Link, bytes: usize, word: u64) -> Result<Option<L
 
 #[inline(always)]
 fn send_inline(link: &Link, buffer: &mut InlineBytes, bytes: usize, word: u64) -> Result<()> {
-    let Some(message) = buffer.get_mut(..bytes) else { bail!("{bytes} bytes are no inline message") };
+    let Some(message) = buffer.get_mut(..bytes) else {
+        bail!("{bytes} bytes are too long for an inline message")
+    };
     payload::fill(message, word);
     loop {
         match link.send_inline(1, 0, message) {
@@ -263,7 +265,7 @@ fn read<const FORM: u8>(message: &Message<'_>) -> Result<u64> {
 struct OneTx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     bytes: usize,
-    /// Where inline messages are written.
+    /// The buffer in which inline messages are written.
     buffer: InlineBytes,
 }
 
@@ -309,7 +311,7 @@ impl<const FORM: u8, const HOW: u8> Rx for OneRx<'_, FORM, HOW> {
     }
 }
 
-/// The same answer of each reader.
+/// The answers of all readers, which must be equal.
 struct AllAnswers<'a, const FORM: u8, const HOW: u8> {
     rx: OneRx<'a, FORM, HOW>,
     readers: usize,
@@ -326,7 +328,8 @@ impl<const FORM: u8, const HOW: u8> Rx for AllAnswers<'_, FORM, HOW> {
     }
 }
 
-/// Messages sent in batches, each with one notification. There is no batch of inline messages; only the bell is saved.
+/// Messages sent in batches, each with one notification. Inline messages have no batch call, so only notifications are
+/// saved.
 struct BatchTx<'a, const FORM: u8, const HOW: u8> {
     link: &'a Link,
     bytes: usize,
@@ -365,7 +368,7 @@ impl<const FORM: u8, const HOW: u8> Tx for BatchTx<'_, FORM, HOW> {
                     self.loans.push(loan);
                     break;
                 }
-                // The pool is empty: what we have must go.
+                // The pool is empty: send the loaned messages.
                 self.flush()?;
             }
         }

@@ -1,4 +1,4 @@
-//! `shmesh capture`: the messages of a link, as a pcapng file.
+//! `shmesh capture`: records the messages of a link in a pcapng file.
 
 mod pcapng;
 
@@ -15,7 +15,7 @@ use shmesh::inspect::{Filter, LostCounts, Tap, View};
 
 use crate::args::{Dir, seconds};
 
-/// How often to look, where nothing is new, whether another link has taken the name.
+/// How often an idle capture checks whether another link has taken the name.
 const SUCCESSOR: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
@@ -84,14 +84,14 @@ fn number(text: &str) -> Result<i32, String> {
         Some(digits) => u32::from_str_radix(digits, 16).map(u32::cast_signed),
         None => text.parse(),
     };
-    parsed.map_err(|_| "not a number of 32 bits, such as 128 or 0x80".to_owned())
+    parsed.map_err(|_| "must be a number of up to 32 bits, such as 128 or 0x80".to_owned())
 }
 
 /// Records until a signal or a limit ends it.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     if let Some(theirs) = crate::nvipc::seen(&args.dir.dir, &args.link) {
         anyhow::bail!(
-            "{}, whose rings cannot be read without taking from them: start the tap in one of its processes (nvipc_fw_start), or \
+            "{}, whose rings cannot be read without removing messages: start the tap in one of its processes (nvipc_fw_start), or \
              look at what is queued with `shmesh dump {}`",
             crate::nvipc::not_here(&args.link, &theirs),
             args.link
@@ -115,13 +115,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// The link that has the name, and those that had it.
+/// The captured link, including earlier links of the same name.
 struct CapturedLink {
     tap: Tap,
     epoch: u64,
     backing: Backing,
     looked: Instant,
-    /// LostCounts messages of links that this one replaced.
+    /// Lost messages of earlier links of the same name.
     lost: LostCounts,
     successors: u64,
 }
@@ -148,14 +148,14 @@ impl CapturedLink {
         }
     }
 
-    /// Goes on with the link that was created after this one was removed, from its first message on.
+    /// Continues with the link that was created after this one was removed, from its first message on.
     fn follow(&mut self, args: &Args) {
         // A memfd link would have to be requested from its host, which a passive capture does not do.
         if self.backing != Backing::Named || self.looked.elapsed() < SUCCESSOR {
             return;
         }
         self.looked = Instant::now();
-        // Removed and not created again, or not to the end: what was seen stays the last.
+        // Removed and not created again, or not completely: keep the current view.
         let Ok(next) = Self::new(args) else { return };
         if next.epoch != self.epoch {
             let (lost, successors) = (self.lost(), self.successors + 1);

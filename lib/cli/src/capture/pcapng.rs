@@ -1,17 +1,17 @@
-//! The file: one section, one interface, one packet for each message.
+//! Writing a pcapng file: one section, one interface, one packet for each message.
 //!
 //! A packet begins with a header of 32 bytes, little-endian; `wireshark/shmesh.lua` reads it.
 //!
 //! | at | |
 //! |---|---|
-//! | 0 | 1: this form |
-//! | 1 | sent by the primary 0, by the secondary 1 |
-//! | 2 | bit 0: it travelled in the ring; bit 1: its DATA part could not be copied any more |
+//! | 0 | version of this header: 1 |
+//! | 1 | sender: 0 primary, 1 secondary |
+//! | 2 | bit 0: an inline message; bit 1: its DATA part was overwritten before it could be copied |
 //! | 3 | pool of the DATA part, 0: none |
 //! | 4, 8 | msg_id, cell_id |
-//! | 12, 16 | bytes of MSG and of DATA, as they were sent |
-//! | 20 | bytes of MSG that follow; those of DATA come after them |
-//! | 24 | place in the stream of its side, 64 bits |
+//! | 12, 16 | sent bytes of MSG and of DATA |
+//! | 20 | recorded bytes of MSG, which follow; those of DATA come after them |
+//! | 24 | position of the message in its direction, 64 bits |
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -24,17 +24,17 @@ use pcap_parser::{
 use shmesh::Side;
 use shmesh::inspect::{LostCounts, TappedMessage};
 
-/// LINKTYPE_USER0: what Wireshark lets a dissector of one's own have.
+/// LINKTYPE_USER0, which Wireshark reserves for private dissectors.
 pub(super) const LINK_TYPE: i32 = 147;
 const HEADER_BYTES: usize = 32;
-/// Longest packet that Wireshark reads; a longer one makes it refuse the rest of the file.
+/// Maximum length of a packet in Wireshark; it refuses the rest of a file with a longer one.
 const PACKET_MAX_BYTES: usize = 262_144;
 const FORM: u8 = 1;
-/// Of an interface: its name, and how it is described.
+/// Options of an interface: its name and description.
 const IF_NAME: u16 = 2;
-/// Of a packet: 1 inbound, 2 outbound, as the primary sees it.
+/// Option of a packet: 1 inbound, 2 outbound, as seen by the primary.
 const EPB_FLAGS: u16 = 2;
-/// Of the statistics: how many packets came, and how many of them were lost.
+/// Options of the statistics: number of recorded and of lost packets.
 const ISB_IFRECV: u16 = 4;
 const ISB_IFDROP: u16 = 5;
 /// Resolution of times: nanoseconds (10^-9).
@@ -44,12 +44,12 @@ const NANOSECONDS: u8 = 9;
 pub(super) struct PcapngWriter<W> {
     out: W,
     packet: Vec<u8>,
-    /// No bytes are wanted of the parts.
+    /// Whether no bytes of the parts are recorded.
     bare: bool,
 }
 
 impl<W: Write> PcapngWriter<W> {
-    /// Begins a file about a link. `bare`: without the bytes of its messages.
+    /// Begins a file about a link. `bare` leaves out the bytes of its messages.
     pub(super) fn new(mut out: W, link: &str, bare: bool) -> io::Result<Self> {
         let mut section = SectionHeaderBlock {
             block_type: 0,
@@ -123,12 +123,12 @@ impl<W: Write> PcapngWriter<W> {
         self.out.write_all(&bytes(block.to_vec())?)
     }
 
-    /// Gives the system what was written, so that a reader sees it and an abrupt end loses nothing.
+    /// Passes written bytes to the system, so that a reader sees them and an abrupt end loses nothing.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
-    /// Ends the file with what was seen and what was lost.
+    /// Ends the file with the numbers of recorded and lost messages.
     pub(super) fn finish(mut self, seen: u64, lost: LostCounts) -> io::Result<()> {
         let (ts_high, ts_low) = stamp(SystemTime::now());
         let dropped = lost.overwritten.saturating_add(lost.reused).saturating_add(lost.damaged);

@@ -2,10 +2,10 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `mod.rs` | what happens when |
+//! | `mod.rs` | the sequence of events |
 //! | `side.rs` | one side of the link, in a process of its own |
-//! | `pattern.rs` | what messages carry, and how every byte is checked |
-//! | `verdict.rs` | what came out: the accounts of both sides against the ledger of the dead |
+//! | `pattern.rs` | the payload of messages, and checking every byte |
+//! | `verdict.rs` | the result: the counts of both sides compared with the ledger of the killed process |
 
 mod pattern;
 mod side;
@@ -73,12 +73,12 @@ pub(crate) struct Args {
     output: Output,
 }
 
-/// Which side is killed.
+/// The side of which a process is killed.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq)]
 enum Victim {
-    /// The one that made the link and keeps its descriptors
+    /// The process that created the link and keeps its descriptors
     Primary,
-    /// The one that attached to it
+    /// The process that attached to the link
     Secondary,
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn side(args: &SideArgs) -> Result<()> {
     side::run(&serde_json::from_str::<SideSpec>(&args.spec)?)
 }
 
-/// What the dead one held, as seen from outside.
+/// Buffers that the killed process held, read from shared memory.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct InHand {
     loaned: usize,
@@ -102,28 +102,28 @@ pub(crate) struct InHand {
     queued: usize,
 }
 
-/// What happened around the crash.
+/// The crash and the recovery.
 #[derive(Clone, Debug, Serialize)]
 struct Crash {
     side: String,
     pid: u32,
-    /// What its ledger says: messages sent, messages taken.
+    /// The ledger of the killed process: messages sent, messages taken.
     sent: u64,
     taken: u64,
-    /// From the beginning of the stream to the crash.
+    /// Seconds from the beginning of the stream to the crash.
     after_seconds: f64,
     held: Option<InHand>,
-    /// From the death to nothing in the dead one's hands.
+    /// Milliseconds from the death until all buffers of the killed process were recovered.
     recovered_ms: Option<f64>,
-    /// The process that took its place, how long it needed to attach, and to receive the first message.
+    /// The process that replaced it, how long it took to attach, and to receive the first message.
     successor: u32,
     attached_ms: f64,
     first_ms: f64,
 }
 
-/// How long anything may take beyond its time.
+/// Time limit for each step beyond its planned duration.
 const GRACE: Duration = Duration::from_secs(60);
-/// Of the whole time: for each of three kinds of round trips, and for the stream.
+/// Share of the whole time for each of three kinds of round trips.
 const TRIPS_SHARE: f64 = 0.08;
 const STREAM_SHARE: f64 = 0.7;
 
@@ -151,13 +151,13 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
     if args.keep && args.output == Output::Text {
         writeln!(
             out,
-            "\nleft behind: try `shmesh ls`, `shmesh dump {name} --payload 32`, `shmesh rm {name}`"
+            "\nthe link is kept: try `shmesh ls`, `shmesh dump {name} --payload 32`, `shmesh rm {name}`"
         )?;
     }
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A bar on a terminal; nothing where standard error goes elsewhere.
+/// A progress bar on a terminal; hidden if standard error is redirected.
 fn progress(seconds: f64) -> ProgressBar {
     let bar = ProgressBar::new(millis(Duration::from_secs_f64(seconds)));
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {msg}") {
@@ -170,7 +170,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Everything that is needed to play.
+/// The state of a running demo.
 struct Demo<'a> {
     args: &'a Args,
     session: &'a ProcessGroup,
@@ -179,12 +179,12 @@ struct Demo<'a> {
     begin: Instant,
 }
 
-/// Waits for one kind of news and refuses others.
+/// Waits for one kind of report and refuses others.
 macro_rules! expect {
     ($stage:expr, $child:expr, $pattern:pat => $value:expr) => {
         match $stage.hear($child)? {
             $pattern => $value,
-            other => anyhow::bail!("a side said {other:?} out of turn"),
+            other => anyhow::bail!("unexpected report of a side: {other:?}"),
         }
     };
 }
@@ -255,7 +255,7 @@ impl Demo<'_> {
             ..spec(kills_primary)
         };
         let (crash, successor) = self.crash(victim, &again, &ledger, stream_begin)?;
-        self.bar.set_message("all goes on");
+        self.bar.set_message("messages flow again");
         let new: Done = expect!(self, &successor, SideReport::Done(done) => done);
         let old: Done = expect!(self, &survivor, SideReport::Done(done) => done);
         let deadline = Instant::now() + GRACE;
@@ -265,7 +265,7 @@ impl Demo<'_> {
         Ok(DemoReport { link, trips, crash, survivor: old, successor: new, left_behind, kept: args.keep })
     }
 
-    /// Kills the victim, waits for its holdings to come back, and starts its successor.
+    /// Kills the victim, waits until its buffers are recovered, and starts its successor.
     fn crash(
         &self,
         mut victim: Child,
@@ -275,7 +275,7 @@ impl Demo<'_> {
     ) -> Result<(Crash, Child)> {
         self.bar.set_message("one process is killed");
         let pid = victim.pid();
-        // It stands still while we look, at whatever instruction it was, and never runs again.
+        // It is stopped while the link is inspected, at whatever instruction it was, and never runs again.
         victim.stop()?;
         let after_seconds = began.elapsed().as_secs_f64();
         let held = self.in_hands_of(pid);
@@ -315,7 +315,7 @@ impl Demo<'_> {
         Ok((crash, successor))
     }
 
-    /// What the process holds. `None`: it sits on the link no more, or the link cannot be looked at.
+    /// The buffers that a process holds. `None` if it has no seat any more, or the link cannot be inspected.
     fn in_hands_of(&self, pid: u32) -> Option<InHand> {
         let snapshot = View::open(&self.args.dir.dir, self.name).ok()?.snapshot();
         let seat = snapshot.seats.iter().find(|seat| seat.participant.word.pid() == pid)?.participant.seat;
@@ -337,7 +337,7 @@ impl Demo<'_> {
         Some(held)
     }
 
-    /// The link in one line.
+    /// Describes the link in one line.
     fn describe(&self) -> String {
         let dir = self.args.dir.dir.display();
         match View::open(&self.args.dir.dir, self.name) {
@@ -360,7 +360,7 @@ impl Demo<'_> {
         }
     }
 
-    /// Files of the link that are still there.
+    /// Files of the link that still exist.
     fn left_behind(&self) -> Result<Vec<String>> {
         let (dir, name) = (&self.args.dir.dir, self.name.as_str());
         let entries = std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
@@ -371,7 +371,7 @@ impl Demo<'_> {
     }
 }
 
-/// Two counts that outlive who writes them.
+/// A memfd with two counts, which outlives the process that writes them.
 fn ledger() -> Result<File> {
     let file = shmesh_sys::file::memfd("shmesh-demo-ledger", false).context("cannot make a memfd")?;
     file.set_len(16).context("cannot size a memfd")?;

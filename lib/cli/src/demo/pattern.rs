@@ -1,17 +1,17 @@
-//! What the demo's messages carry, and how each byte of them is checked.
+//! Payload of the demo's messages, and checking each of its bytes.
 
 use shmesh::config::{LinkConfig, PoolId};
 use shmesh::{Link, Loan, Message};
 
-/// `msg_id` of a message that says how many were sent before it.
+/// `msg_id` of the last message, which has the number of messages sent before it.
 pub(super) const FINISHED: i32 = -1;
 
-/// Which message it is: everything else about it follows.
+/// Identifies a message; its form and content follow from this.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Stamp {
-    /// Which process of its side sent it: the first, or the one that took its place.
+    /// The process of its side that sent it: 1 for the first, 2 for its successor.
     pub(super) generation: u16,
-    /// Its number in that process's stream.
+    /// The number of the message in that process's stream.
     pub(super) number: u64,
 }
 
@@ -35,14 +35,14 @@ impl Stamp {
     }
 }
 
-/// How a message travels.
+/// The form in which a message is sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum MessageForm {
-    /// Inside the ring, with so many bytes.
+    /// An inline message of this many bytes.
     Inline(usize),
-    /// A MSG part of so many bytes.
+    /// A MSG part of this many bytes.
     Pooled(usize),
-    /// A MSG part, and a DATA part in this pool.
+    /// A MSG part, and a DATA part in this pool, with their bytes.
     Both(usize, PoolId, usize),
 }
 
@@ -63,13 +63,13 @@ pub(super) struct Forms {
     data: Vec<(PoolId, usize)>,
 }
 
-/// Payloads are whole words.
+/// Size of a word; payloads are whole words.
 const WORD: usize = 8;
-/// MSG parts of the stream are at most so long.
+/// Maximum size of MSG parts in the stream.
 const MSG_MAX: usize = 512;
 
 impl Forms {
-    /// What can be sent on a link of this shape; `None` when its MSG buffers are too small for a stamp.
+    /// The forms of messages that a link allows; `None` if its MSG buffers are too small for a stamp.
     pub(super) fn of(config: &LinkConfig) -> Option<Self> {
         let whole = |pool: PoolId| config.pool(pool).buf_size_bytes as usize / WORD * WORD;
         let data = [PoolId::CpuData, PoolId::CpuLarge].into_iter();
@@ -78,7 +78,7 @@ impl Forms {
         (msg_max > 0).then(|| Self { msg_max, data: data.map(|pool| (pool, whole(pool))).collect() })
     }
 
-    /// How the stream's message travels, and its sizes: all sizes come up in time.
+    /// The form and sizes of a message of the stream; all sizes occur over time.
     pub(super) fn streamed(&self, stamp: Stamp) -> MessageForm {
         let mixed = stamp.mixed();
         let up_to = |max: usize, bits: u64| WORD + usize::try_from(bits).unwrap_or(0) % (max / WORD) * WORD;
@@ -171,7 +171,7 @@ pub(super) fn stamp_of(message: &Message<'_>) -> Option<Stamp> {
     Some(Stamp::of(u64::from_le_bytes(*first)))
 }
 
-/// Checks every byte of a message. The text says what is wrong.
+/// Checks every byte of a message. The error describes the difference.
 pub(super) fn check(message: &Message<'_>, stamp: Stamp, form: MessageForm) -> Result<(), String> {
     let (inline, msg, data) = match form {
         MessageForm::Inline(msg) => (true, msg, None),
@@ -181,7 +181,7 @@ pub(super) fn check(message: &Message<'_>, stamp: Stamp, form: MessageForm) -> R
     let fail =
         |what: &str| Err(format!("message {} of generation {}: {what}", stamp.number, stamp.generation));
     if message.is_inline() != inline || message.msg().len() != msg {
-        return fail("travelled in another form than it was sent in");
+        return fail("was received in another form than it was sent in");
     }
     if message.data_pool() != data.map(|(pool, _)| pool)
         || message.data().len() != data.map_or(0, |(_, len)| len)

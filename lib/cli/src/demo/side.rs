@@ -19,21 +19,21 @@ use crate::child::{die_with_parent, say};
 pub(super) struct SideSpec {
     pub(super) dir: PathBuf,
     pub(super) name: String,
-    /// The configuration file, and which of its links is the model.
+    /// The configuration file, and the name of a link in it.
     pub(super) config: Option<(PathBuf, Option<String>)>,
     pub(super) primary: bool,
-    /// 1 for the first process of this side, 2 for the one after the crash.
+    /// 1 for the first process of this side, 2 for its successor after the crash.
     pub(super) generation: u16,
-    /// How long to time each kind of round trip; `None`: go on with the stream at once.
+    /// How long to time each kind of round trip; `None` to start the stream at once.
     pub(super) trip_seconds: Option<f64>,
     pub(super) stream_seconds: f64,
-    /// Keep the ledger on standard input.
+    /// Write the ledger to standard input.
     pub(super) ledger: bool,
-    /// Leave messages behind and end as a crash does.
+    /// Leave messages in the link and exit without detaching, as after a crash.
     pub(super) abandon: bool,
 }
 
-/// What a side says.
+/// A report of a side to the demo.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum SideReport {
     /// The side has attached to the link.
@@ -58,31 +58,31 @@ pub(super) struct Trips {
     pub(super) p999_ns: f64,
 }
 
-/// What came from one process of the other side.
+/// The messages received from one process of the other side.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Came {
     pub(super) generation: u16,
-    /// Number of the first message: what was received before is not ours to judge.
+    /// Number of the first message; earlier ones were received by another process.
     pub(super) first: u64,
-    /// One more than the number of the last.
+    /// One more than the number of the last message.
     pub(super) end: u64,
     pub(super) bytes: u64,
-    /// From the first to the last.
+    /// Seconds from the first to the last message.
     pub(super) seconds: f64,
-    /// How many it said it had sent, if it lived to say so.
+    /// The number of messages that the sender announced at its end, if it lived until then.
     pub(super) announced: Option<u64>,
 }
 
-/// What one side did.
+/// The counts of one side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) sent: u64,
     pub(super) came: Vec<Came>,
-    /// What its own calls of `recover()` gave back: participants, messages, DATA buffers.
+    /// Recovered by its own calls of `recover()`: participants, messages, DATA buffers.
     pub(super) recovered: [u32; 3],
 }
 
-/// The model of the link, under the demo's own name.
+/// The configuration of the link, under the demo's own name.
 pub(super) fn config_of(name: &LinkName, file: Option<&(PathBuf, Option<String>)>) -> Result<LinkConfig> {
     let Some((path, wanted)) = file else { return Ok(LinkConfig::new(name.clone())) };
     let loaded = shmesh::config::from_file(path)?;
@@ -119,10 +119,10 @@ pub(super) fn run(spec: &SideSpec) -> Result<()> {
     if spec.abandon {
         side.leave_messages()?;
         say(&SideReport::Done(done))?;
-        // Without a farewell, as a crash would.
+        // Without detaching, as in a crash.
         std::process::exit(0);
     }
-    // Detached before it says so: what is left then is left for good.
+    // Detaches before the report: messages that are left then are left for good.
     drop(link);
     say(&SideReport::Done(done))
 }
@@ -134,14 +134,14 @@ struct Runner<'a> {
     spec: &'a SideSpec,
 }
 
-/// Messages sent, or taken, before looking at the other direction.
+/// Messages sent or taken before the other direction gets a turn.
 const BURST: usize = 16;
-/// Loans and received messages that a side always has in hand, so that a crash finds some.
+/// Number of loans and received messages that a side always holds, so that a crash leaves some.
 const IN_HAND: usize = 4;
-/// Messages that a side leaves behind when it is asked to, and how long it waits for room for the second to the last.
+/// Number of messages that a side leaves behind on request, and how long it waits for room for all but the first.
 const LEFT: u64 = 6;
 const LEAVING: Duration = Duration::from_secs(2);
-/// Between two calls of `recover()`.
+/// Interval between two calls of `recover()`.
 const RECOVER: Duration = Duration::from_millis(20);
 
 impl<'a> Runner<'a> {
@@ -158,7 +158,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Sends a prepared message; gives it back when there is no room.
+    /// Sends a prepared message; returns it if there is no room.
     fn send(&self, prepared: PreparedMessage<'a>) -> Result<Option<PreparedMessage<'a>>> {
         match prepared {
             PreparedMessage::Inline(bytes, len) => match self.link.send_inline(1, 0, &bytes[..len]) {
@@ -197,7 +197,7 @@ impl<'a> Runner<'a> {
                 self.send_now(stamp, form)?;
                 let answer = self.receive()?;
                 let stop = Instant::now();
-                // Checking is not part of the trip: the other side's check is, and it is the same.
+                // Checking is not part of the round trip: the same check on the other side is.
                 check(&answer, stamp, form).map_err(|what| anyhow!(what))?;
                 if start > warm {
                     trips.saturating_record(u64::try_from((stop - start).as_nanos()).unwrap_or(u64::MAX));
@@ -211,7 +211,7 @@ impl<'a> Runner<'a> {
             rows.push(Trips { what, trips: trips.len(), p50_ns, p99_ns, p999_ns });
         }
         // Every round trip was answered, so there is room.
-        anyhow::ensure!(self.try_finish(number)?, "no room behind {number} answered messages");
+        anyhow::ensure!(self.try_finish(number)?, "the ring is full after {number} answered messages");
         Ok(rows)
     }
 
@@ -225,7 +225,7 @@ impl<'a> Runner<'a> {
             let stamp = stamp_of(&message).context("a message without a stamp")?;
             let form = form_of(&message);
             if stamp.number != number {
-                return Err(anyhow!("message {} came, {number} was due", stamp.number));
+                return Err(anyhow!("received message {}, expected {number}", stamp.number));
             }
             check(&message, stamp, form).map_err(|what| anyhow!(what))?;
             drop(message);
@@ -234,7 +234,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Says how many were sent, if there is room. Goes through the ring, so it comes last.
+    /// Sends the number of messages, if there is room. It goes through the ring, so it comes last.
     fn try_finish(&self, number: u64) -> Result<bool> {
         match self.link.send_inline(FINISHED, 0, &number.to_le_bytes()) {
             Ok(()) => self.wake().map(|()| true),
@@ -243,9 +243,9 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Leaves six messages in the ring, or as many as there is room for, and one received and one loan in its hands.
+    /// Leaves six messages in the ring, or as many as there is room for, and holds one received message and one loan.
     ///
-    /// The other side may still have the whole stream before it, with all the buffers; small pools may never have six.
+    /// The other side may still have the whole stream to receive, with all the buffers; small pools may never have six.
     fn leave_messages(&self) -> Result<()> {
         let begin = Instant::now();
         let mut left = 0;
@@ -305,8 +305,8 @@ impl<'a> Runner<'a> {
                 ledger.as_ref().map_or(Ok(()), |ledger| ledger.sent(sent))?;
             }
             if time_is_over && prepared.is_empty() && !finished {
-                // Not waited for: when both rings are full, room comes only from going on receiving, and what a dead
-                // one holds only from recovering.
+                // Do not wait for room: if both rings are full, only receiving frees some, and the buffers of a dead
+                // participant are freed only by recovery.
                 finished = self.try_finish(sent)?;
             }
             if moved > 0 {
@@ -330,7 +330,7 @@ impl<'a> Runner<'a> {
             }
             idle = moved == 0;
             if idle {
-                // What we keep in hand may be what the other side waits for.
+                // The other side may be waiting for the buffers that this side holds.
                 in_hand.pop_front();
                 self.link.wait(Some(Duration::from_millis(1)))?;
             }
@@ -346,7 +346,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// The form that a message has come in.
+/// The form of a received message.
 fn form_of(message: &Message<'_>) -> MessageForm {
     match message.data_pool() {
         Some(pool) => MessageForm::Both(message.msg().len(), pool, message.data().len()),
@@ -355,11 +355,11 @@ fn form_of(message: &Message<'_>) -> MessageForm {
     }
 }
 
-/// What has come, checked: each message once, in order, every byte.
+/// Checks received messages: each once, in order, every byte.
 struct Inbox<'a> {
     forms: &'a Forms,
     came: Vec<Came>,
-    /// When the first message of the present generation came.
+    /// Time of the first message of the current generation.
     since: Instant,
 }
 
@@ -368,7 +368,7 @@ impl Inbox<'_> {
         self.came.last().is_some_and(|came| came.announced.is_some())
     }
 
-    /// Checks the next message. Its number, unless it is the last, which has none.
+    /// Checks the next message. Returns its number, or `None` for the last message, which has none.
     fn take(&mut self, message: &Message<'_>) -> Result<Option<u64>> {
         if message.msg_id() == FINISHED {
             let sent = message.msg().first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
@@ -390,7 +390,11 @@ impl Inbox<'_> {
             Some(came) if came.generation == stamp.generation => {
                 if stamp.number != came.end {
                     let what = if stamp.number < came.end { "doubled" } else { "lost" };
-                    return Err(anyhow!("a message was {what}: {} came, {} was due", stamp.number, came.end));
+                    return Err(anyhow!(
+                        "a message was {what}: received number {}, expected {}",
+                        stamp.number,
+                        came.end
+                    ));
                 }
                 came.end += 1;
                 came.bytes += form.bytes();
@@ -422,7 +426,7 @@ impl Inbox<'_> {
     }
 }
 
-/// Where a side notes, behind each step, how far it is: what it had done before it was killed.
+/// Counts how far a side is, written after each step, so that they survive when it is killed.
 struct Ledger(std::io::Stdin);
 
 impl Ledger {

@@ -1,4 +1,4 @@
-//! What came out: the accounts of both sides against the ledger of the dead.
+//! The result of the demo: the counts of both sides compared with the ledger of the killed process.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use super::side::{Done, Trips};
 use crate::human;
 use crate::table::Table;
 
-/// Everything that was seen.
+/// All counts and times of a demo.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DemoReport {
     pub(super) link: String,
@@ -24,10 +24,10 @@ pub(super) struct DemoReport {
 }
 
 impl DemoReport {
-    /// What is wrong; nothing, if all is well. Bytes, numbers and order were checked by the receivers, who end with an
-    /// error; what is left is who had which message.
+    /// The contradictions that were found; empty if there are none. Bytes, numbers and order were checked by the
+    /// receivers, which fail on errors; this compares which process received which message.
     ///
-    /// The dead one wrote its ledger behind each step, so the ledger may be one message behind.
+    /// The killed process wrote its ledger after each step, so the ledger may be one message behind.
     pub(super) fn verify(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut must = |holds: bool, what: String| {
@@ -40,43 +40,55 @@ impl DemoReport {
 
         match &self.survivor.came[..] {
             [first, second] => {
-                must(first.first == 0, "the survivor missed the beginning of the first stream".to_owned());
+                must(
+                    first.first == 0,
+                    "the surviving process missed the beginning of the first stream".to_owned(),
+                );
                 must(
                     one_more(crash.sent, first.end),
-                    format!("the dead sent {} messages, the survivor received {}", crash.sent, first.end),
+                    format!(
+                        "the killed process sent {} messages, the surviving one received {}",
+                        crash.sent, first.end
+                    ),
                 );
                 must(
                     second.announced == Some(second.end) && second.end == self.successor.sent,
                     format!(
-                        "the successor sent {} messages, the survivor received {}",
+                        "the successor sent {} messages, the surviving process received {}",
                         self.successor.sent, second.end
                     ),
                 );
             }
-            other => must(false, format!("the survivor heard of {} processes, not of two", other.len())),
+            other => must(
+                false,
+                format!("the surviving process received messages of {} processes, not of two", other.len()),
+            ),
         }
         match &self.successor.came[..] {
             [came] => {
                 must(
                     one_more(crash.taken, came.first),
                     format!(
-                        "the dead took {} messages, its successor began with number {}",
+                        "the killed process received {} messages, its successor began with number {}",
                         crash.taken, came.first
                     ),
                 );
                 must(
                     came.announced == Some(came.end) && came.end == self.survivor.sent,
                     format!(
-                        "the survivor sent {} messages, the last to arrive was {}",
+                        "the surviving process sent {} messages, the last one received was {}",
                         self.survivor.sent, came.end
                     ),
                 );
             }
-            other => must(false, format!("the successor heard of {} processes, not of one", other.len())),
+            other => must(
+                false,
+                format!("the successor received messages of {} processes, not of one", other.len()),
+            ),
         }
         must(
             crash.held.is_none() || crash.recovered_ms.is_some(),
-            "what the dead held was not given back within five seconds".to_owned(),
+            "the buffers of the killed process were not recovered within five seconds".to_owned(),
         );
         must(
             self.kept || self.left_behind.is_empty(),
@@ -85,7 +97,7 @@ impl DemoReport {
         wrong
     }
 
-    /// Messages that were received and checked, round trips aside.
+    /// Number of messages that were received and checked, without round trips.
     fn checked(&self) -> u64 {
         let came = self.survivor.came.iter().chain(&self.successor.came);
         came.map(|came| came.end - came.first).sum::<u64>() + self.crash.taken
@@ -117,7 +129,7 @@ pub(super) fn text(outcome: &DemoReport, wrong: &[String], out: &mut dyn Write) 
     story(outcome, out)?;
     if wrong.is_empty() {
         let checked = human::count(outcome.checked());
-        writeln!(out, "\nverified: {checked} messages, every byte, in order; none lost, none doubled")?;
+        writeln!(out, "\nverified: {checked} messages, every byte, in order; none lost, none duplicated")?;
     }
     for what in wrong {
         writeln!(out, "\nFAILED: {what}")?;
@@ -142,7 +154,7 @@ fn streams(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
             bytes.map_or_else(|| "-".to_owned(), |bytes| human::bytes_per_second(bytes as f64 / seconds)),
         ]);
     };
-    // What the dead one received, only its ledger knows, and that has no bytes.
+    // Only its ledger counts the messages that the killed process received, and it does not count bytes.
     row("until the crash", other, dead, crash.taken, None, crash.after_seconds);
     let mut whens = ["", "after it", ""].into_iter();
     for came in &outcome.survivor.came {
@@ -154,8 +166,11 @@ fn streams(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
     }
     writeln!(out)?;
     table.print(2, out)?;
-    // Else the slower first half would be a riddle.
-    Ok(writeln!(out, "  (until its crash, the {dead} notes each message in a ledger: a system call each)")?)
+    // Explains why the first half is slower.
+    Ok(writeln!(
+        out,
+        "  (until the crash, the {dead} counts each message in a ledger, which costs a system call each)"
+    )?)
 }
 
 fn story(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
@@ -163,7 +178,7 @@ fn story(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
     let (sent, taken) = (human::count(crash.sent), human::count(crash.taken));
     writeln!(
         out,
-        "\n  killed     {} process {}, having sent {sent} messages and taken {taken}",
+        "\n  killed     {} process {}, after it had sent {sent} messages and received {taken}",
         crash.side, crash.pid
     )?;
     if let Some(held) = crash.held {
@@ -173,12 +188,12 @@ fn story(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
         );
         let data = human::plural(held.data as u64, "DATA buffer");
         let queued = human::plural(held.queued as u64, "message");
-        writeln!(out, "  it held    {loans} and {messages}, with {data}; {queued} of it waited in the ring")?;
+        writeln!(out, "  it held    {loans} and {messages}, with {data}; {queued} of it queued in the ring")?;
     }
     if let Some(ms) = crash.recovered_ms {
         writeln!(
             out,
-            "  recovered  all of that after {}, and what had been sent stayed sent",
+            "  recovered  all of these after {}; its sent messages stayed queued",
             human::nanos(ms * 1e6)
         )?;
     }
@@ -186,13 +201,13 @@ fn story(outcome: &DemoReport, out: &mut dyn Write) -> Result<()> {
     let successor = crash.successor;
     writeln!(
         out,
-        "  restarted  process {successor} was attached {attached} after its start, and received after {first}"
+        "  restarted  process {successor} attached {attached} after its start, and received its first message after {first}"
     )?;
     if let Some(came) = outcome.successor.came.first() {
         let first = human::count(came.first);
         writeln!(
             out,
-            "             its first message was number {first}, the one after those that the dead one took"
+            "             its first message was number {first}, the next one after those that the killed process received"
         )?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What was found, as a table and as JSON.
+//! The results of all checks, as a table and as JSON.
 
 use std::io::{self, Write};
 
@@ -15,25 +15,25 @@ pub(super) enum CheckStatus {
     Ok,
     /// The check has failed.
     Fail,
-    /// It works, and that is worth knowing: a limit, as a rule.
+    /// It works with a restriction, such as a limit, that is worth knowing.
     Note,
-    /// It was not tried.
+    /// The check was not run.
     Skip,
 }
 
-/// One thing that was tried.
+/// The result of one part of a step.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct CheckResult {
-    /// The step of the plan, and the part of it.
+    /// The step of the plan, and its part.
     pub(super) id: String,
     pub(super) status: CheckStatus,
-    /// For people: what was seen, in a line.
+    /// For people: the observation in one line.
     pub(super) shown: String,
-    /// For programs: the same as numbers, with units in the names.
+    /// For programs: the observation as numbers, with units in the names.
     pub(super) value: Value,
 }
 
-/// What it comes to.
+/// The overall result of all checks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
@@ -46,7 +46,7 @@ pub(super) enum Verdict {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct CheckReport {
     pub(super) verdict: Verdict,
-    /// As the driver calls it.
+    /// The name of the device, as the driver reports it.
     pub(super) device: String,
     pub(super) findings: Vec<CheckResult>,
 }
@@ -72,8 +72,13 @@ pub(super) fn text(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> 
     table.print(0, out)?;
     let end = match report.verdict {
         Verdict::Works => format!("{}: memory can be shared between processes", report.device),
-        Verdict::Fails => format!("{}: see what failed above", report.device),
-        Verdict::NoDevice => "no device here: nothing was tried, and links work on host memory".to_owned(),
+        Verdict::Fails => format!(
+            "{}: memory cannot be shared between processes as needed; the failed steps above name the reasons",
+            report.device
+        ),
+        Verdict::NoDevice => {
+            "no device was found, so nothing was checked; links in host memory work without one".to_owned()
+        }
     };
     writeln!(out, "\n{end}")
 }

@@ -1,15 +1,15 @@
-//! `shmesh device`: whether memory of this machine's GPUs can be shared between processes, tried out.
+//! `shmesh device`: checks whether memory of this machine's GPUs can be shared between processes.
 //!
-//! Two processes with the driver, and between them this one, which never loads it, as the sidecar never does: it only
-//! passes descriptors on.
+//! Two processes load the driver. This one, which stands between them and passes descriptors on, never loads it, as the
+//! sidecar never does.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `wire.rs` | what the processes say to each other |
-//! | `side.rs` | a process with the driver |
-//! | `pair.rs` | two of them, and this one between them |
-//! | `plan.rs`, `steps.rs` | what is tried, P0 to P9 |
-//! | `finding.rs` | what was found, as a table and as JSON |
+//! | `wire.rs` | messages between the processes |
+//! | `side.rs` | a process that loads the driver |
+//! | `pair.rs` | two such processes, and this one between them |
+//! | `plan.rs`, `steps.rs` | the steps, P0 to P9 |
+//! | `finding.rs` | the results, as a table and as JSON |
 
 mod finding;
 mod pair;
@@ -25,7 +25,7 @@ pub(crate) use side::{SideArgs, run as side};
 
 use crate::args::Output;
 
-/// There is no device here, so nothing was tried.
+/// Exit status if there is no device, so that nothing was checked.
 const NO_DEVICE: u8 = 3;
 
 const EXAMPLES: &str = "\
@@ -69,7 +69,7 @@ pub(crate) struct CheckArgs {
     max_mib: u64,
 }
 
-/// Tries it, and prints what was found.
+/// Runs all checks, and prints their results.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let Command::Check(args) = &args.command;
     let report = plan::run(args)?;

@@ -1,4 +1,4 @@
-//! Two processes with the driver, and this one between them.
+//! Two processes that load the driver, and this one, which passes descriptors between them.
 
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
@@ -10,10 +10,10 @@ use shmesh_sys::socket;
 
 use super::wire::{Order, OrderResult, Transfer, receive, send};
 
-/// Transfer long one order may take. On a device that does not answer at all, that is when we say so.
+/// Time limit for one order. After that, a device that does not answer is reported.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A process with the driver.
+/// A child process that loads the driver.
 #[derive(Debug)]
 pub(super) struct DriverProcess {
     child: Child,
@@ -21,24 +21,24 @@ pub(super) struct DriverProcess {
 }
 
 impl DriverProcess {
-    /// Starts one, by `unshare` with these flags if there are any.
+    /// Starts a process, by `unshare` with these flags if there are any.
     pub(super) fn start(namespaces: &[&str]) -> Result<Self> {
         Self::start_behind(namespaces, &[], &[])
     }
 
-    /// Starts one that becomes this user, which takes root.
+    /// Starts a process that changes to this user, which requires root.
     pub(super) fn start_as(user: u32) -> Result<Self> {
         Self::start_behind(&[], &[], &["--user", &user.to_string()])
     }
 
-    /// The same behind a shell, so that it is not process 1 of a pid namespace of its own.
+    /// As [`start`](Self::start), behind a shell, so that the process is not process 1 of a pid namespace.
     pub(super) fn start_second(namespaces: &[&str]) -> Result<Self> {
         Self::start_behind(namespaces, &["sh", "-c", "\"$0\" \"$@\"; exit $?"], &[])
     }
 
     fn start_behind(namespaces: &[&str], shell: &[&str], args: &[&str]) -> Result<Self> {
         let (ours, theirs) = socket::pair().context("cannot make a socket")?;
-        let program = std::env::current_exe().context("cannot find this program")?;
+        let program = std::env::current_exe().context("cannot determine the path of this program")?;
         let mut command = if namespaces.is_empty() {
             Command::new(program)
         } else {
@@ -51,7 +51,7 @@ impl DriverProcess {
         Ok(Self { child: child.context("cannot start a process")?, socket: ours })
     }
 
-    /// Gives an order, without waiting for the answer.
+    /// Sends an order, without waiting for the answer.
     pub(super) fn order(&self, order: &Order, fd: Option<&OwnedFd>) -> Result<()> {
         send(&self.socket, order, fd).context("a process of this check has ended")
     }
@@ -61,7 +61,7 @@ impl DriverProcess {
         let deadline = Instant::now() + LIMIT;
         let ready = poll::wait(&mut [Watch::readable(&self.socket)], Some(deadline));
         if ready.context("cannot wait for a process")? == 0 {
-            bail!("the driver did not come back within {} s", LIMIT.as_secs());
+            bail!("the driver did not answer within {} s", LIMIT.as_secs());
         }
         match receive(&self.socket).context("a process of this check has ended")? {
             Some((OrderResult::Refused(text), _)) => bail!(text),
@@ -82,13 +82,13 @@ impl DriverProcess {
         }
     }
 
-    /// Kills it, as a crash does.
+    /// Kills the process, as in a crash.
     pub(super) fn kill(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        // `unshare --kill-child` takes what it has started with it.
+        // `unshare --kill-child` kills its children with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -100,7 +100,7 @@ impl Drop for DriverProcess {
     }
 }
 
-/// What was exported, on its way.
+/// Exported memory that is being passed to the importer.
 #[derive(Debug)]
 pub(super) struct ExportedMemory {
     pub(super) how: Transfer,
@@ -122,7 +122,7 @@ impl Pair {
         Ok(Self { exporter: DriverProcess::start(namespaces)?, importer: DriverProcess::start(namespaces)? })
     }
 
-    /// Has the exporter make memory.
+    /// Makes the exporter allocate and export memory.
     pub(super) fn make(&self, how: Transfer, size: u64) -> Result<ExportedMemory> {
         self.exporter.order(&Order::Make { how, size }, None)?;
         match self.exporter.answer()? {
@@ -133,7 +133,7 @@ impl Pair {
         }
     }
 
-    /// Has the importer take it: how long the driver took, and how long all of it.
+    /// Makes the importer import it. Returns the duration in the driver, and in total.
     pub(super) fn import(&self, exported: &ExportedMemory) -> Result<(u64, u64)> {
         let since = Instant::now();
         let order = Order::Import { how: exported.how, size: exported.size, handle: exported.handle.clone() };
@@ -146,7 +146,7 @@ impl Pair {
         }
     }
 
-    /// Both let go; importers first.
+    /// Releases the memory in both processes, in the importer first.
     pub(super) fn let_go(&self) -> Result<()> {
         self.importer.ask(&Order::Drop)?;
         self.exporter.ask(&Order::Drop)?;
@@ -154,7 +154,7 @@ impl Pair {
     }
 }
 
-/// Words that are not what they should be.
+/// Number of words that differ from the pattern.
 pub(super) fn wrong_words(side: &DriverProcess, seed: u32) -> Result<u64> {
     match side.ask(&Order::Verify { seed })? {
         OrderResult::Verified { wrong } => Ok(wrong),

@@ -1,4 +1,4 @@
-//! What is tried, and in which order.
+//! The plan: which steps are run, and in which order.
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::steps::{MIB, Plan, name, without_the_driver};
 use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
 
-/// Tries all of it.
+/// Runs all steps of the plan.
 pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     let mut plan = Plan { args, most: 0, piece: 2 * MIB, findings: Vec::new() };
     let device = match plan.probe()? {
@@ -28,7 +28,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     for size in plan.sizes() {
         plan.step(&format!("P1 exact, {}", human::bytes(size)), |plan| plan.exact(size));
     }
-    plan.step("P1 between them", |_| without_the_driver());
+    plan.step("P1 sidecar's part", |_| without_the_driver());
     for how in [Transfer::Vmm, Transfer::Legacy] {
         plan.step(&format!("P2 latency, {}", name(how)), |plan| plan.latency(how));
     }
@@ -41,7 +41,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     plan.findings.push(CheckResult {
         id: "P7 read-only".to_owned(),
         status: CheckStatus::Note,
-        shown: "cannot be enforced: importers choose their own access, so hand memory to whom you trust"
+        shown: "read-only access cannot be enforced: importers choose their own access, so admit trusted processes only"
             .to_owned(),
         value: Value::Null,
     });
@@ -51,7 +51,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
 }
 
 impl Plan<'_> {
-    /// What the device is called, or why there is none.
+    /// The name of the device, or the reason why there is none.
     fn probe(&mut self) -> Result<std::result::Result<String, String>> {
         let (device, uuid, driver, granularity, free, all, missing, attributes, ascend) =
             match DriverProcess::start(&[])?.ask(&Order::Probe)? {
@@ -93,7 +93,7 @@ impl Plan<'_> {
         self.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown, value });
         let shares = value_of(&self.findings, "103");
         if shares == Some(0) {
-            let shown = "this device does not share memory by descriptors (attribute 103)".to_owned();
+            let shown = "this device cannot share memory by file descriptors (attribute 103)".to_owned();
             self.findings.push(CheckResult {
                 id: "P0 shares".to_owned(),
                 status: CheckStatus::Fail,
@@ -104,7 +104,7 @@ impl Plan<'_> {
         Ok(Ok(device))
     }
 
-    /// Small, middle and as large as is allowed.
+    /// A small and a medium size, and the maximum.
     fn sizes(&self) -> Vec<u64> {
         let mut sizes = vec![self.piece, 64 * MIB, self.most / self.piece * self.piece];
         sizes.retain(|size| *size >= self.piece && *size <= self.most);
@@ -114,7 +114,7 @@ impl Plan<'_> {
     }
 }
 
-/// An attribute that the probe has told.
+/// The value of an attribute that the probe has reported.
 fn value_of(findings: &[CheckResult], attribute: &str) -> Option<i64> {
     findings.first()?.value.get("attributes")?.get(attribute)?.as_i64()
 }

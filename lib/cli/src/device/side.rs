@@ -8,22 +8,23 @@ use shmesh::device::{AscendDevice, CudaDevice, CudaLegacyMemory, CudaMemory, Cud
 
 use super::wire::{Order, OrderResult, Transfer, receive, send};
 
-/// Words of the two directions of a timeline, in the first page of what is shared.
+/// Word of a timeline in the first page of shared memory, for the outward direction; the other follows.
 const THERE: u64 = 0;
 const BACK: u64 = 8;
-/// Bytes that are looked at together.
+/// Bytes that are verified at once.
 const PIECE: u64 = 32 << 20;
-/// Rounds that are not measured.
+/// Number of rounds that are not measured.
 const WARM_UP: u32 = 3;
-/// Attributes that say what is shared how: virtual memory, descriptors, pools, RDMA, dma-buf, IPC events, fabric handles.
+/// Attributes that describe what can be shared: virtual memory, descriptors, pools, RDMA, dma-buf, IPC events, fabric
+/// handles.
 const ATTRIBUTES: [i32; 8] = [102, 103, 115, 116, 119, 124, 125, 128];
-/// Times that fit into one packet.
+/// Maximum number of times in one packet.
 const TIMES_MAX: usize = 500;
 
-/// A process of `shmesh device`, which talks on its standard input.
+/// The options of a process with the driver, which receives orders on its standard input.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SideArgs {
-    /// Whom it becomes before anything else
+    /// User id to change to before anything else
     #[arg(long, value_name = "UID")]
     user: Option<u32>,
 }
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &SideArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory by either mechanism.
+/// Imported or exported memory of either mechanism.
 #[derive(Debug)]
 enum CudaRegion {
     Vmm(CudaMemory),
@@ -83,23 +84,22 @@ impl CudaRegion {
 #[derive(Debug, Default)]
 struct DeviceChild {
     memory: Option<CudaRegion>,
-    /// The first device, and something of it that keeps its context: to make one takes a driver longer than all that is
-    /// measured here, and every process that shares memory has one.
+    /// The first device, and a stream that keeps its context: creating one takes a driver longer than everything that
+    /// is measured here, and every process that shares memory has one.
     first: Option<(CudaDevice, CudaStream)>,
 }
 
 fn first() -> io::Result<CudaDevice> {
-    CudaDevice::all()?
-        .into_iter()
-        .next()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the driver is here and no device is"))
+    CudaDevice::all()?.into_iter().next().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "the driver is installed, but it has no device")
+    })
 }
 
 fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What word `at` is to be. No two words near each other are alike.
+/// The pattern's word at position `at`. Words near each other differ.
 fn word(seed: u32, at: u64) -> u32 {
     let low = u32::try_from(at & 0xffff_ffff).unwrap_or_default();
     (low ^ seed).wrapping_mul(0x9e37_79b1).rotate_left(7)
@@ -202,17 +202,19 @@ impl DeviceChild {
     }
 
     fn has(&self) -> io::Result<&CudaRegion> {
-        self.memory.as_ref().ok_or_else(|| io::Error::other("there is no memory"))
+        self.memory.as_ref().ok_or_else(|| io::Error::other("no memory was allocated or imported"))
     }
 
     fn vmm(&self) -> io::Result<&CudaMemory> {
         match self.has()? {
             CudaRegion::Vmm(memory) => Ok(memory),
-            CudaRegion::Legacy(_) => Err(io::Error::other("not by an old handle")),
+            CudaRegion::Legacy(_) => {
+                Err(io::Error::other("this step needs memory that is shared by descriptors"))
+            }
         }
     }
 
-    /// Does something with each piece of the memory.
+    /// Calls `act` with each piece of the memory.
     fn pieces(&self, mut act: impl FnMut(&CudaRegion, u64, &mut [u8]) -> io::Result<()>) -> io::Result<()> {
         let memory = self.has()?;
         let mut bytes = vec![0; usize::try_from(PIECE.min(memory.size())).map_err(io::Error::other)?];
@@ -230,7 +232,7 @@ fn probe() -> io::Result<OrderResult> {
     let device = first()?;
     let (free, all) = device.room()?;
     let ascend = match AscendDevice::all() {
-        Ok(devices) => format!("{} NPUs, which this command does not try", devices.len()),
+        Ok(devices) => format!("{} NPUs, which this command does not check", devices.len()),
         Err(error) => error.to_string(),
     };
     Ok(OrderResult::Probed {
@@ -246,7 +248,7 @@ fn probe() -> io::Result<OrderResult> {
     })
 }
 
-/// The device copies, and the time counts until it has.
+/// Lets the device copy; the time counts until the copies are complete.
 fn bandwidth(imported: &CudaMemory, rounds: u32) -> io::Result<OrderResult> {
     let (device, size) = (imported.device(), imported.size());
     let (own, other) = (CudaMemory::new(device, size)?, CudaMemory::new(device, size)?);

@@ -13,25 +13,25 @@ use crate::human;
 
 pub(super) const MIB: u64 = 1 << 20;
 
-/// One step: what was seen, in words and numbers, and how that is.
+/// The result of one step: status, description and numbers.
 pub(super) type StepResult = Result<(CheckStatus, String, Value)>;
 
 pub(super) struct Plan<'a> {
     pub(super) args: &'a CheckArgs,
-    /// The most memory to take at once.
+    /// Maximum bytes of memory to allocate at once.
     pub(super) most: u64,
-    /// The device's piece of memory.
+    /// Granularity of the device's memory in bytes.
     pub(super) piece: u64,
     pub(super) findings: Vec<CheckResult>,
 }
 
-/// Memory that was let go is free within this time, or it is kept somewhere.
+/// Released memory must be free within this time; otherwise it leaks.
 const FREE_WITHIN: Duration = Duration::from_secs(30);
-/// A user that owns nothing.
+/// A user id that owns nothing.
 const NOBODY: u32 = 65_534;
-/// Rounds of a copy.
+/// Number of copies per measurement.
 const COPIES: u32 = 10;
-/// What shared memory may cost, as a part of a process's own bandwidth.
+/// Minimum bandwidth of shared memory, as a fraction of that of a process's own memory.
 const BANDWIDTH_MIN: f64 = 0.98;
 
 pub(super) fn name(how: Transfer) -> &'static str {
@@ -53,7 +53,8 @@ fn shown(nanos: u64) -> String {
     human::nanos(nanos as f64)
 }
 
-/// Whether files that a process has mapped are of a driver, or its double. Folders may be called anything.
+/// Whether mapped files of a process belong to a driver, or to its double. Only file names count, because directories
+/// may have any name.
 fn is_of_a_driver(maps: &str) -> bool {
     let files = maps.lines().filter_map(|line| line.rsplit_once('/')).map(|(_, file)| file);
     files.into_iter().any(|file| {
@@ -61,14 +62,14 @@ fn is_of_a_driver(maps: &str) -> bool {
     })
 }
 
-/// The process between the two passes descriptors on and needs no driver for it.
+/// Checks that the process between the two passes on descriptors without loading the driver.
 pub(super) fn without_the_driver() -> StepResult {
     let loaded = is_of_a_driver(&std::fs::read_to_string("/proc/self/maps")?);
     let status = if loaded { CheckStatus::Fail } else { CheckStatus::Ok };
     let word = if loaded { "has" } else { "has not" };
     Ok((
         status,
-        format!("the process that passes descriptors on {word} loaded the driver"),
+        format!("the process that passes on descriptors, as the sidecar does, {word} loaded the driver"),
         json!({ "loaded": loaded }),
     ))
 }
@@ -92,7 +93,10 @@ impl Plan<'_> {
         let back = wrong_words(&pair.exporter, 2)?;
         pair.let_go()?;
         let status = if there + back == 0 { CheckStatus::Ok } else { CheckStatus::Fail };
-        let shown = format!("{there} of {} words wrong there, {back} back", offer.size / 4);
+        let shown = format!(
+            "of {} words, {there} were wrong in the importer and {back} in the exporter after a change",
+            offer.size / 4
+        );
         Ok((status, shown, json!({ "size_bytes": offer.size, "wrong_there": there, "wrong_back": back })))
     }
 
@@ -109,7 +113,7 @@ impl Plan<'_> {
         }
         let (make, import, all) = (percentiles(make), percentiles(import), percentiles(all));
         let text = format!(
-            "export {} (p99 {}), import {} (p99 {}), with the passing on {}",
+            "export {} (p99 {}), import {} (p99 {}), including the transfer of the descriptor {}",
             shown(make.0),
             shown(make.1),
             shown(import.0),
@@ -141,7 +145,7 @@ impl Plan<'_> {
         let status = if worst >= BANDWIDTH_MIN { CheckStatus::Ok } else { CheckStatus::Note };
         let rate = human::bytes_per_second;
         let text = format!(
-            "own {}, from imported {}, to imported {}: at least {worst:.3} of it",
+            "copy in own memory {}, from imported {}, to imported {}: at least {worst:.3} of the former",
             rate(own),
             rate(from),
             rate(to)
@@ -153,16 +157,17 @@ impl Plan<'_> {
         Ok((status, text, value))
     }
 
-    /// Both mechanisms in each kind of namespace, and in all at once. Both processes are number 1 in pid namespaces of their
-    /// own, which old handles cannot work with, and that is refused.
+    /// Checks both mechanisms in each kind of namespace, and in all at once. Both processes are process 1 in pid
+    /// namespaces of their own, in which legacy handles cannot work and must be refused.
     pub(super) fn namespaces(&mut self) {
         let pid: &[&str] = &["--pid", "--fork", "--kill-child", "--mount-proc"];
         let all = [pid, &["--mount", "--ipc", "--net", "--uts", "--cgroup"]].concat();
-        // Being root does not mean that one may: most containers are.
+        // Root is not sufficient: in most containers root lacks the capability.
         let tried = std::process::Command::new("unshare").args(&all).arg("true").output();
         if !tried.is_ok_and(|tried| tried.status.success()) {
-            let shown = "no namespaces can be made here: that takes CAP_SYS_ADMIN and unshare of util-linux"
-                .to_owned();
+            let shown =
+                "cannot create namespaces here: this requires CAP_SYS_ADMIN and unshare of util-linux"
+                    .to_owned();
             self.findings.push(CheckResult {
                 id: "P4 namespaces".to_owned(),
                 status: CheckStatus::Skip,
@@ -196,14 +201,15 @@ impl Plan<'_> {
         });
     }
 
-    /// The importer is another user. Whether old handles work then, the vendor does not say.
+    /// Checks an importer with another user id. The vendor does not document whether legacy handles work then.
     pub(super) fn users(&mut self) {
         for how in [Transfer::Vmm, Transfer::Legacy] {
             self.step(&format!("P4 another user, {}", name(how)), |plan| {
                 let pair =
                     Pair { exporter: DriverProcess::start(&[])?, importer: DriverProcess::start_as(NOBODY)? };
                 if pair.importer.ask(&Order::Drop).is_err() {
-                    let shown = "a process cannot become another user here: that takes CAP_SETUID".to_owned();
+                    let shown =
+                        "cannot change the user of a process here: this requires CAP_SETUID".to_owned();
                     return Ok((CheckStatus::Skip, shown, Value::Null));
                 }
                 match plan.namespace(how, pair, false) {
@@ -222,13 +228,15 @@ impl Plan<'_> {
         match pair.import(&offer) {
             Err(error) if equal_numbers => {
                 pair.let_go()?;
-                Ok((CheckStatus::Note, format!("refused, as it must be: {error}"), json!({ "works": false })))
+                Ok((CheckStatus::Note, format!("refused, as expected: {error}"), json!({ "works": false })))
             }
             Err(error) => {
                 pair.let_go()?;
                 Err(error)
             }
-            Ok(_) if equal_numbers => bail!("two processes with one number were not told apart"),
+            Ok(_) if equal_numbers => {
+                bail!("legacy handles were accepted although both processes have the same process id")
+            }
             Ok(_) => {
                 let wrong = wrong_words(&pair.importer, 3)?;
                 pair.let_go()?;
@@ -238,10 +246,11 @@ impl Plan<'_> {
         }
     }
 
-    /// The exporter is killed while the other has it mapped; then all lets go, and the memory has to be free again.
+    /// Kills the exporter while the importer has the memory mapped; then the importer releases it, and the memory must
+    /// become free.
     pub(super) fn death(&self, keep_descriptor: bool) -> StepResult {
         let watcher = DriverProcess::start(&[])?;
-        // A driver keeps some of what it takes at its first use.
+        // A driver keeps some of the memory that it allocates at its first use.
         watcher.number(&Order::Room)?;
         let before = watcher.number(&Order::Room)?;
         let Pair { exporter, importer } = Pair::start(&[])?;
@@ -256,7 +265,7 @@ impl Plan<'_> {
         drop(offer);
         importer.kill();
         let pinned = if keep_descriptor {
-            // Contexts go with their processes; what stays then is the descriptor's.
+            // Contexts end with their processes; memory that is still in use then is kept by the descriptor.
             let held = before.saturating_sub(watcher.number(&Order::Room)?);
             drop(kept);
             Some(held >= self.piece * 4)
@@ -272,14 +281,14 @@ impl Plan<'_> {
         let freed = after >= before;
         let works = freed && wrong == 0 && pinned != Some(false);
         let kept = match pinned {
-            Some(true) => ", and a descriptor alone kept it until it was closed",
-            Some(false) => ", but a descriptor alone did not keep it",
+            Some(true) => ", and an open descriptor kept the memory until it was closed",
+            Some(false) => ", but an open descriptor did not keep the memory",
             None => "",
         };
         let back = if freed {
             "all memory is free again"
         } else {
-            "memory is still in use; does another process use the device?"
+            "memory is still in use: check whether another process uses the device"
         };
         let status = if works {
             CheckStatus::Ok
@@ -314,14 +323,14 @@ impl Plan<'_> {
         let pair = Pair::start(&[])?;
         let offer = pair.make(Transfer::Vmm, self.piece)?;
         pair.exporter.ask(&Order::Fill { seed: 7 })?;
-        // The driver opens some at its first use, and keeps them.
+        // The driver opens some descriptors at its first use, and keeps them.
         pair.import(&offer)?;
         pair.importer.ask(&Order::Drop)?;
         let before = pair.importer.number(&Order::Descriptors)?;
         for _ in 0..2 {
             pair.import(&offer)?;
             if wrong_words(&pair.importer, 7)? != 0 {
-                bail!("what came by the same descriptor again is something else");
+                bail!("importing the same descriptor again gave other memory");
             }
             pair.importer.ask(&Order::Drop)?;
         }
@@ -332,17 +341,17 @@ impl Plan<'_> {
         for wrong in [std::fs::File::open("/dev/null")?.into(), std::os::fd::OwnedFd::from(pipe)] {
             pair.importer.order(&order(), Some(&wrong))?;
             match pair.importer.answer() {
-                Ok(_) => bail!("something that is no memory was imported"),
+                Ok(_) => bail!("a descriptor that is not device memory was imported"),
                 Err(error) => refusals.push(error.to_string()),
             }
         }
         pair.importer.order(&order(), None)?;
         if pair.importer.answer().is_ok() {
-            bail!("nothing was imported as memory");
+            bail!("memory was imported without a descriptor");
         }
         let status = if after <= before { CheckStatus::Ok } else { CheckStatus::Fail };
         let text = format!(
-            "imported twice from one descriptor; {before} descriptors before and {after} after; what is none is refused"
+            "imported twice from one descriptor; {before} descriptors open before and {after} after; other descriptors are refused"
         );
         Ok((status, text, json!({ "before": before, "after": after, "refusals": refusals })))
     }
@@ -351,7 +360,7 @@ impl Plan<'_> {
         let pair = Pair::start(&[])?;
         let rounds = self.args.rounds.min(500);
         let offer = pair.make(Transfer::Vmm, self.piece)?;
-        // All words are 0 to begin with.
+        // All words are 0 at the start.
         pair.import(&offer)?;
         pair.exporter.ask(&Order::Zero)?;
         pair.importer.order(&Order::Pong { rounds }, None)?;
@@ -361,8 +370,7 @@ impl Plan<'_> {
         pair.importer.answer()?;
         pair.let_go()?;
         let (p50, p99) = percentiles(nanos);
-        let text =
-            format!("there and back in {} (p99 {}), with the CPU's wait for it", shown(p50), shown(p99));
+        let text = format!("round trip {} (p99 {}), including the wait of the CPU", shown(p50), shown(p99));
         Ok((
             CheckStatus::Ok,
             text,

@@ -1,4 +1,4 @@
-//! What the processes say to each other: one packet of JSON, with a descriptor where one travels.
+//! Messages between the processes: one packet of JSON, with a descriptor if one is passed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,45 +7,45 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use shmesh_sys::socket;
 
-/// Transfer memory is passed to another process.
+/// The mechanism by which memory is passed to another process.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) enum Transfer {
     /// As a file descriptor.
     Vmm,
-    /// By an old handle.
+    /// By a legacy IPC handle.
     Legacy,
 }
 
-/// What a side is to do. Each has at most one memory of its own and one that it has imported.
+/// An order for a process. Each process has at most one own and one imported memory.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum Order {
-    /// Tell what there is.
+    /// Report the device and its attributes.
     Probe,
-    /// Allocate, and export: answered by [`OrderResult::Made`] and a descriptor.
+    /// Allocate and export memory; answered by [`OrderResult::Made`] and a descriptor.
     Make { how: Transfer, size: u64 },
-    /// Import what comes with it.
+    /// Import the memory of the descriptor or handle in this packet.
     Import { how: Transfer, size: u64, handle: Vec<u8> },
-    /// Fill what it has with a pattern.
+    /// Fill the memory with a pattern.
     Fill { seed: u32 },
-    /// Set the words of a timeline to 0.
+    /// Set the words of the timeline to 0.
     Zero,
-    /// Look at every word of what it has.
+    /// Compare every word of the memory with the pattern.
     Verify { seed: u32 },
-    /// Let go of what it has.
+    /// Release own and imported memory.
     Drop,
-    /// Copy what it has imported to its own memory and back, and its own to its own, so often.
+    /// Copy the imported memory to own memory and back, and own memory to own memory, in each round.
     Bandwidth { rounds: u32 },
-    /// Write a word and wait for the other, so often.
+    /// Write a word and wait for the answer, in each round.
     Ping { rounds: u32 },
-    /// The other side of that.
+    /// Answer each word of the other process.
     Pong { rounds: u32 },
-    /// Free bytes of the device.
+    /// Report the number of free bytes of the device.
     Room,
-    /// Descriptors that it has.
+    /// Report the number of open descriptors.
     Descriptors,
 }
 
-/// The answer of the process.
+/// The answer to an order.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) enum OrderResult {
     Probed {
@@ -56,7 +56,7 @@ pub(super) enum OrderResult {
         free: u64,
         all: u64,
         missing: Vec<String>,
-        /// Numbers of `CUdevice_attribute`, and what they say.
+        /// Values of `CUdevice_attribute`, by number.
         attributes: Vec<(i32, Option<i32>)>,
         ascend: String,
     },
@@ -71,7 +71,7 @@ pub(super) enum OrderResult {
     Dropped {
         nanos: u64,
     },
-    /// Transfer many words are wrong.
+    /// The number of words that differ from the pattern.
     Verified {
         wrong: u64,
     },
@@ -87,7 +87,7 @@ pub(super) enum OrderResult {
     Number(u64),
     Done,
     Refused(String),
-    /// There is no driver, or no device.
+    /// There is no driver or no device, for this reason.
     Absent(String),
 }
 
@@ -96,7 +96,7 @@ pub(super) fn send(socket: &impl AsFd, what: &impl Serialize, fd: Option<&OwnedF
     socket::send(socket, &serde_json::to_vec(what)?, &fds)
 }
 
-/// `None`: the other end has gone.
+/// Receives a packet. `None` if the other process has ended.
 pub(super) fn receive<T: DeserializeOwned>(socket: &impl AsFd) -> io::Result<Option<(T, Option<OwnedFd>)>> {
     let (bytes, fds) = socket::receive(socket)?;
     if bytes.is_empty() {

@@ -1,5 +1,5 @@
-//! Room in the memory cgroup, v1 and v2. It matters more than the size of the directory: `fallocate` beyond
-//! the cgroup's limit is an OOM kill, not an error, so the room must be known before a link is made.
+//! Remaining memory in the memory cgroup, v1 and v2. It matters more than the size of the directory: `fallocate` beyond
+//! the cgroup's limit causes an OOM kill, not an error, so the limit must be known before a link is created.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::{Finding, FindingStatus};
 /// Below this, even a default link may not fit.
 const LITTLE: u64 = 64 << 20;
 
-/// Where one controller's files of this process lie, as far as they can be seen from here.
+/// The directories of one controller for this process, as far as they are visible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CgroupPath {
     /// Version of the hierarchy, 1 or 2.
@@ -24,7 +24,7 @@ pub(super) struct CgroupPath {
     pub(super) dirs: Vec<PathBuf>,
 }
 
-/// The line of `/proc/self/cgroup` that governs `controller`: version and path.
+/// The line of `/proc/self/cgroup` for `controller`: version and path.
 fn membership<'a>(text: &'a str, controller: &str) -> Option<(u8, &'a str)> {
     let lines = || {
         text.lines().filter_map(|line| {
@@ -39,8 +39,7 @@ fn membership<'a>(text: &'a str, controller: &str) -> Option<(u8, &'a str)> {
     lines().find(|(id, names, _)| *id == "0" && names.is_empty()).map(|(_, _, path)| (2, path))
 }
 
-/// The directory of cgroup `path` below a mount; the mount point itself where the path leads outside of what
-/// is seen.
+/// The directory of cgroup `path` below a mount; the mount point itself if the path is outside of the visible tree.
 fn directory(mount: &Mount, path: &str) -> PathBuf {
     let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
     match below.components().any(|part| part == std::path::Component::ParentDir) {
@@ -75,19 +74,19 @@ pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, Un
 /// The memory cgroup of this process, as far as it can be seen.
 #[derive(Clone, Debug)]
 pub(super) struct CgroupMemory {
-    /// Where the cgroup is mounted.
+    /// The directories of the cgroup.
     place: CgroupPath,
-    /// The levels, the process's own first.
+    /// The levels of the hierarchy, the process's own first.
     levels: Vec<Level>,
 }
 
 impl CgroupMemory {
-    /// The smallest room among the levels; `None` without any limit.
+    /// The smallest remaining memory of all levels; `None` without any limit.
     pub(super) fn room(&self) -> Option<u64> {
         self.levels.iter().filter_map(Level::room).min()
     }
 
-    /// The smallest limit among the levels.
+    /// The smallest limit of all levels.
     fn limit(&self) -> Option<u64> {
         self.levels.iter().filter_map(|level| level.limit).min()
     }
@@ -101,7 +100,7 @@ pub(super) fn memory(source: &Source) -> Result<CgroupMemory, Unknown> {
     Ok(CgroupMemory { place, levels })
 }
 
-/// What the memory cgroup means for links.
+/// The finding about the memory cgroup.
 pub(super) fn finding(memory: &Result<CgroupMemory, Unknown>) -> Finding {
     const ID: &str = "memory.cgroup";
     let memory = match memory {
@@ -146,16 +145,16 @@ pub(super) fn finding(memory: &Result<CgroupMemory, Unknown>) -> Finding {
     Finding::new(ID, status, value, shown, means)
 }
 
-/// Memory of the whole machine.
+/// Memory of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeMemory {
     /// Total memory in bytes.
     total: u64,
-    /// What can be had without swapping.
+    /// Bytes available without swapping.
     pub(super) available: u64,
 }
 
-/// Reads `/proc/meminfo`, which shows the node even inside a container.
+/// Reads `/proc/meminfo`, which describes the node even inside a container.
 pub(super) fn node_memory(source: &Source) -> Result<NodeMemory, Unknown> {
     let text = source.text("/proc/meminfo")?;
     let bytes = |name| field(&text, name)?.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024);
@@ -165,7 +164,7 @@ pub(super) fn node_memory(source: &Source) -> Result<NodeMemory, Unknown> {
     }
 }
 
-/// What the node's memory means for links.
+/// The finding about the node's memory.
 pub(super) fn node_finding(node: &Result<NodeMemory, Unknown>) -> Finding {
     const ID: &str = "memory.node";
     match node {

@@ -1,4 +1,4 @@
-//! Cores, quota, kernel and hypervisor: whether spinning pays.
+//! Cores, quota, kernel and hypervisor, which decide whether spinning is useful.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,15 @@ use serde_json::json;
 use super::source::{Source, Unknown, field};
 use super::{Finding, FindingStatus, cgroup};
 
-/// More CPUs than any kernel is built for: bounds what a strange list can make of memory.
+/// Maximum number of CPUs in a list, more than any kernel supports: bounds the memory for an unexpected list.
 const MOST_CPUS: u32 = 1 << 16;
 
-/// How much of the machine this process may use.
+/// The cores that this process may use.
 #[derive(Clone, Debug)]
 pub(super) struct Cores {
-    /// Cores that are on.
+    /// Cores that are online.
     online: Result<BTreeSet<u32>, Unknown>,
-    /// Of those, the ones this process may run on: what `sched_getaffinity` answers.
+    /// Online cores that this process may run on, as `sched_getaffinity` reports.
     allowed: Result<BTreeSet<u32>, Unknown>,
     /// The cgroup's quota in thousandths of a core; `None` without one.
     quota: Option<u64>,
@@ -36,7 +36,7 @@ impl Cores {
         Self { online, allowed, quota: quota(source) }
     }
 
-    /// Thousandths of cores that can be used at once.
+    /// The number of cores that can be used at once, in thousandths.
     fn usable(&self) -> Option<u64> {
         let cores = self.allowed.as_ref().or(self.online.as_ref()).ok()?;
         let cores = u64::try_from(cores.len()).unwrap_or(u64::MAX).saturating_mul(1000);
@@ -61,7 +61,7 @@ fn list(text: &str) -> Result<BTreeSet<u32>, Unknown> {
     if cpus.is_empty() { Err(strange()) } else { Ok(cpus) }
 }
 
-/// Thousandths of a core from quota and period in microseconds; `max` and `-1` are no quota.
+/// The quota in thousandths of a core, from quota and period in microseconds; `None` for `max` and `-1`.
 fn millicores(quota: &str, period: &str) -> Option<u64> {
     let (quota, period): (u64, u64) = (quota.trim().parse().ok()?, period.trim().parse().ok()?);
     quota.checked_mul(1000)?.checked_div(period)
@@ -89,7 +89,7 @@ pub(super) fn findings(source: &Source, cores: &Cores) -> Vec<Finding> {
     vec![core_finding(cores), kernel(source), machine(source, cores)]
 }
 
-/// A count in thousandths for people: `1.5`.
+/// A count in thousandths, formatted as `1.5`.
 fn decimal(milli: u64) -> String {
     match milli % 1000 {
         0 => (milli / 1000).to_string(),
@@ -97,7 +97,7 @@ fn decimal(milli: u64) -> String {
     }
 }
 
-/// Whether there are cores to spin on.
+/// The finding about the number of cores.
 fn core_finding(cores: &Cores) -> Finding {
     const ID: &str = "cpu.cores";
     let count = |set: &Result<BTreeSet<u32>, Unknown>| set.as_ref().ok().map(BTreeSet::len);
@@ -141,14 +141,14 @@ pub(super) fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// What the kernel is too old for.
+/// The finding about the kernel's version.
 fn kernel(source: &Source) -> Finding {
     const ID: &str = "kernel.release";
     let facts = source.text("/proc/sys/kernel/osrelease").and_then(|text| {
         let release = text.trim().to_owned();
         version(&release)
             .map(|version| (release.clone(), version))
-            .ok_or_else(|| Unknown(format!("{release:?} is no release")))
+            .ok_or_else(|| Unknown(format!("{release:?} is not a kernel release")))
     });
     let (release, version) = match facts {
         Ok(facts) => facts,

@@ -1,4 +1,4 @@
-//! The IPC directory itself: whether it is there, what it is made of, and a file really made in it.
+//! The IPC directory: whether it exists, its file system, and a trial file in it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -35,32 +35,32 @@ pub(super) struct Space {
     pub(super) inodes: Option<u64>,
 }
 
-/// A file really made in the directory, without a name where the file system can do that.
+/// A trial file in the directory, without a name if the file system supports that.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// The file, or why there is none.
+    /// The file, or the error.
     pub(super) file: Result<OwnedFd, Errno>,
-    /// Whether `O_TMPFILE` made it.
+    /// Whether `O_TMPFILE` is supported.
     pub(super) anonymous: Result<(), Errno>,
 }
 
-/// Everything about the directory.
+/// All facts about the directory.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// As the user named it.
+    /// The path, as given by the user.
     pub(super) dir: PathBuf,
     /// Mode and owner of the directory.
     pub(super) owner: Result<DirOwner, Unknown>,
     /// Space in the file system.
     pub(super) space: Result<Space, Unknown>,
-    /// What it is seen through, and how many mounts lie hidden there.
+    /// The mount of the directory, and the number of mounts hidden below it.
     pub(super) seen: Result<(Mount, usize), Unknown>,
     /// The result of creating a trial file.
     pub(super) scratch: Scratch,
 }
 
 impl Facts {
-    /// Looks at the directory and tries to write there; what it makes is gone at once.
+    /// Inspects the directory and creates a trial file, which is removed at once.
     pub(super) fn gather(source: &Source, dir: &Path) -> Self {
         let owner = owner(dir);
         let scratch = match &owner {
@@ -70,13 +70,13 @@ impl Facts {
         Self { dir: dir.to_owned(), owner, space: space(dir), seen: seen(source, dir), scratch }
     }
 
-    /// What the directory is seen through, if that is known.
+    /// The mount of the directory, if known.
     pub(super) fn mount(&self) -> Option<&Mount> {
         self.seen.as_ref().ok().map(|(mount, _)| mount)
     }
 }
 
-/// Mode and owner, if it is a directory.
+/// Reads mode and owner. Fails if the path is not a directory.
 fn owner(dir: &Path) -> Result<DirOwner, Unknown> {
     let meta = std::fs::metadata(dir).map_err(|why| Unknown(why.to_string()))?;
     if !meta.is_dir() {
@@ -85,7 +85,7 @@ fn owner(dir: &Path) -> Result<DirOwner, Unknown> {
     Ok(DirOwner { mode: meta.mode() & 0o7777, uid: meta.uid(), gid: meta.gid() })
 }
 
-/// Asks the file system.
+/// Reads the sizes of the file system.
 fn space(dir: &Path) -> Result<Space, Unknown> {
     let found = file_system(dir).map_err(|why| Unknown(format!("statfs: {}", why.desc())))?;
     let kind = match found.kind {
@@ -93,7 +93,7 @@ fn space(dir: &Path) -> Result<Space, Unknown> {
         FsKind::Hugetlbfs => "hugetlbfs".to_owned(),
         FsKind::Other(magic) => format!("{magic:#x}"),
     };
-    // tmpfs mounted with size=0 or nr_inodes=0 has no limit and says 0 for the total.
+    // tmpfs mounted with size=0 or nr_inodes=0 has no limit and reports a total of 0.
     let limited = |total: u64, amount: u64| (total > 0).then_some(amount);
     Ok(Space {
         kind,
@@ -103,7 +103,7 @@ fn space(dir: &Path) -> Result<Space, Unknown> {
     })
 }
 
-/// Finds the mount of the directory, links resolved.
+/// Finds the mount of the directory, with symbolic links resolved.
 fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), Unknown> {
     let path = dir.canonicalize().map_err(|why| Unknown(why.to_string()))?;
     let mounts = mounts::parse(&source.text("/proc/self/mountinfo")?);
@@ -112,7 +112,7 @@ fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), Unknown> {
         .ok_or_else(|| Unknown("no mount in /proc/self/mountinfo covers it".into()))
 }
 
-/// Makes a file that has no name; where that cannot be, one whose name is removed at once.
+/// Creates a file without a name; if that is not supported, one whose name is removed at once.
 fn scratch(dir: &Path) -> Scratch {
     let why = match file::unnamed(dir, 0o600) {
         Ok(file) => return Scratch { file: Ok(file.into()), anonymous: Ok(()) },
@@ -121,7 +121,7 @@ fn scratch(dir: &Path) -> Scratch {
     let name = dir.join(format!(".shmesh-doctor-{}", std::process::id()));
     let file = file::create_empty(&name, 0o600).map(OwnedFd::from).map_err(|why| errno::of(&why));
     if file.is_ok() {
-        // A failure leaves one empty file, which is no reason to stop.
+        // On failure one empty file stays, which is no reason to stop.
         let _ = std::fs::remove_file(&name);
     }
     Scratch { file, anonymous: Err(why) }

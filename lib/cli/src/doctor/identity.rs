@@ -5,7 +5,7 @@ use serde_json::json;
 use super::source::{Source, Unknown, field};
 use super::{Finding, FindingStatus};
 
-/// Locks memory past RLIMIT_MEMLOCK.
+/// The capability to lock memory beyond RLIMIT_MEMLOCK.
 pub(super) const CAP_IPC_LOCK: u32 = 14;
 
 /// All findings about the identity.
@@ -13,12 +13,12 @@ pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec
     vec![user(status), capabilities(status), protected_regular(source)]
 }
 
-/// The second number of `Uid: real effective saved fs`.
+/// The effective id in a line `Uid: real effective saved fs`.
 fn effective(text: &str, name: &str) -> Option<u32> {
     field(text, name)?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The numbers of `Groups:`.
+/// The group ids in the line `Groups:`.
 fn groups(text: &str) -> Vec<u32> {
     let list = field(text, "Groups").unwrap_or_default();
     list.split_whitespace().filter_map(|group| group.parse().ok()).collect()
@@ -86,7 +86,7 @@ fn capabilities(status: &Result<String, Unknown>) -> Finding {
     }
 }
 
-/// Whether `O_CREAT` on another's file in a sticky directory is refused.
+/// The finding about `O_CREAT` on a file of another user in a sticky directory.
 fn protected_regular(source: &Source) -> Finding {
     const ID: &str = "kernel.protected_regular";
     match source.number("/proc/sys/fs/protected_regular") {

@@ -1,11 +1,11 @@
-//! What stands between this process and others: seccomp, no_new_privs and the namespaces.
+//! Isolation of this process from others: seccomp, no_new_privs and the namespaces.
 
 use serde_json::json;
 
 use super::source::{Source, Unknown, field};
 use super::{Finding, FindingStatus};
 
-/// Where the plugin's identity service listens when a container may use it.
+/// The socket of the node's identity service, if the container may use it.
 const AGENT: &str = "/run/shmesh/agent/agent.sock";
 
 /// Inodes of the initial namespaces, fixed by the kernel since 3.8 (`include/linux/proc_ns.h`).
@@ -33,7 +33,7 @@ fn number(status: &Result<String, Unknown>, name: &str) -> Result<u64, Unknown> 
     found.ok_or_else(|| Unknown(format!("/proc/self/status has no number {name}")))
 }
 
-/// Whether system calls are filtered.
+/// The finding about filtered system calls.
 fn seccomp(status: &Result<String, Unknown>) -> Finding {
     const ID: &str = "isolation.seccomp";
     let mode = match number(status, "Seccomp") {
@@ -61,7 +61,7 @@ fn seccomp(status: &Result<String, Unknown>) -> Finding {
     Finding::new(ID, status, json!({ "mode": mode, "name": word }), word, means)
 }
 
-/// Whether privileges can grow.
+/// The finding about no_new_privs.
 fn no_new_privs(status: &Result<String, Unknown>) -> Finding {
     const ID: &str = "isolation.no_new_privs";
     match number(status, "NoNewPrivs") {
@@ -76,7 +76,7 @@ fn no_new_privs(status: &Result<String, Unknown>) -> Finding {
     }
 }
 
-/// The number in `pid:[4026531836]`.
+/// The inode in a text such as `pid:[4026531836]`.
 fn inode(link: &str) -> Option<u64> {
     link.split_once(":[")?.1.strip_suffix(']')?.parse().ok()
 }
@@ -87,18 +87,17 @@ fn namespace(source: &Source, name: &str) -> Result<u64, Unknown> {
     inode(&link).ok_or_else(|| Unknown(format!("{link:?} is not a namespace")))
 }
 
-/// Whether this process lives in the initial user namespace, where alone its capabilities bind the whole
-/// kernel.
+/// Whether this process is in the initial user namespace, in which alone its capabilities apply to the whole kernel.
 pub(super) fn in_initial_user_namespace(source: &Source) -> bool {
     namespace(source, "user") == Ok(INITIAL_USER)
 }
 
-/// How a namespace is shown.
+/// A namespace as text.
 fn shown(inode: u64, initial: bool) -> String {
     format!("{} ({inode})", if initial { "initial" } else { "own" })
 }
 
-/// Whether numbers of other containers' processes mean anything here.
+/// The finding about process ids of other containers.
 fn pid_namespace(source: &Source) -> Finding {
     const ID: &str = "ns.pid";
     let inode = match namespace(source, "pid") {
@@ -142,7 +141,7 @@ fn maps_everything(text: &str) -> bool {
     lines.next().is_some_and(|first| first == ["0", "0", "4294967295"]) && lines.next().is_none()
 }
 
-/// Whether uids mean the same as on the host.
+/// The finding about uids of other containers.
 fn user_namespace(source: &Source) -> Finding {
     const ID: &str = "ns.user";
     let facts = namespace(source, "user").and_then(|inode| Ok((inode, source.text("/proc/self/uid_map")?)));
@@ -166,7 +165,7 @@ fn user_namespace(source: &Source) -> Finding {
     Finding::new(ID, status, value, shown(inode, initial), means)
 }
 
-/// Links use no System V IPC.
+/// The finding about the IPC namespace. Links use no System V IPC.
 fn ipc_namespace(source: &Source) -> Finding {
     const ID: &str = "ns.ipc";
     let means = "Links do not depend on it: they use files and descriptors, no System V memory, so hostIPC \
@@ -181,7 +180,7 @@ fn ipc_namespace(source: &Source) -> Finding {
     }
 }
 
-/// Whether limits above this container can be seen.
+/// The finding about the visibility of limits above this container.
 fn cgroup_namespace(source: &Source) -> Finding {
     const ID: &str = "ns.cgroup";
     match namespace(source, "cgroup") {

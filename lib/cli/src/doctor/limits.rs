@@ -6,10 +6,10 @@ use super::identity::{self, CAP_IPC_LOCK};
 use super::source::{Source, Unknown, human};
 use super::{Finding, FindingStatus, isolation};
 
-/// Descriptors a participant holds per link: six segments, the lock file, its bell and the sidecar's connection, and some
-/// room for the bells of others, or for what a link without names takes.
+/// Descriptors of a participant per link: six segments, the lock file, its bell and the sidecar's connection, and a
+/// reserve for the bells of others, or for a link without names.
 const FDS_PER_LINK: u64 = 16;
-/// Fewer open files than this are soon used up.
+/// Fewer open files than this cause a warning.
 const FEW_FILES: u64 = 256;
 
 /// A soft and a hard limit; `None` is unlimited.
@@ -17,11 +17,11 @@ const FEW_FILES: u64 = 256;
 struct Limit {
     /// The limit in force.
     soft: Option<u64>,
-    /// How far the process may raise it.
+    /// The maximum to which the process may raise it.
     hard: Option<u64>,
 }
 
-/// One line of `/proc/self/limits`, by the name it starts with.
+/// A line of `/proc/self/limits` that starts with `name`.
 fn parse(text: &str, name: &str) -> Option<Limit> {
     let mut words = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
     let mut one = || match words.next()? {
@@ -38,13 +38,13 @@ pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec
         let text = text.as_ref().map_err(Unknown::clone)?;
         parse(text, name).ok_or_else(|| Unknown(format!("/proc/self/limits has no {name:?}")))
     };
-    // The kernel asks for the capability in the initial user namespace; root of another one does not have it.
+    // The kernel requires the capability in the initial user namespace; root of another one does not have it.
     let may_lock = isolation::in_initial_user_namespace(source)
         && status.as_ref().is_ok_and(|status| identity::has_capability(status, CAP_IPC_LOCK));
     vec![memlock(limit("Max locked memory"), may_lock), nofile(limit("Max open files"))]
 }
 
-/// Locked memory: links do not need it, pinning for a device does.
+/// The finding about locked memory, which links do not need, but pinning for a device does.
 fn memlock(limit: Result<Limit, Unknown>, may_lock: bool) -> Finding {
     const ID: &str = "limits.memlock";
     let limit = match limit {
@@ -82,7 +82,7 @@ fn memlock(limit: Result<Limit, Unknown>, may_lock: bool) -> Finding {
     }
 }
 
-/// Open files: how many links that makes.
+/// The finding about open files, which limit the number of links.
 fn nofile(limit: Result<Limit, Unknown>) -> Finding {
     const ID: &str = "limits.nofile";
     let limit = match limit {

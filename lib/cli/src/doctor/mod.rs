@@ -1,8 +1,8 @@
-//! `shmesh doctor`: what this machine or container gives, and what follows for links, in sentences.
+//! `shmesh doctor`: the limits and features of this machine or container, and their consequences for links.
 //!
-//! Each probe family is a file: it reads below a [`Source`] (so that a test can give it a tree of its own),
-//! parses with pure functions and answers [`Finding`]s. What cannot be learnt is "unknown" with the reason,
-//! never an error.
+//! Each family of probes is a file. It reads below a [`Source`] (so that a test can give it a tree of its own), parses
+//! with pure functions and returns [`Finding`]s. A fact that cannot be determined is "unknown" with the reason, never
+//! an error.
 
 mod cgroup;
 mod cpu;
@@ -44,17 +44,17 @@ pub(crate) struct Args {
     /// Check whether links of this total size fit: bytes, or a quantity such as 512Mi
     #[arg(long, value_name = "N", value_parser = source::parse_bytes)]
     pub(crate) need_bytes: Option<u64>,
-    /// Tries `pidfd_open`; without it the answer is inferred.
+    /// Opens a pidfd, to try `pidfd_open`; without it the answer is inferred.
     #[arg(skip)]
     pub(crate) pidfd_open: Option<PidfdOpen>,
 }
 
-/// What the command's exit status says.
+/// The overall result, for the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExitVerdict {
     /// Links work here: exit status 0.
     Works,
-    /// Links cannot work here, or not of the size asked for: exit status 1.
+    /// Links cannot work here, or not of the requested size: exit status 1.
     Fails,
 }
 
@@ -67,22 +67,22 @@ impl From<ExitVerdict> for ExitCode {
     }
 }
 
-/// How good a finding is for links.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum FindingStatus {
-    /// As links want it.
+    /// Links work without a disadvantage.
     Ok,
-    /// Worth knowing; nothing is lost.
+    /// Worth knowing, without a disadvantage.
     Note,
-    /// Links work, but worse than they could, or fail later.
+    /// Links work with a disadvantage, or may fail later.
     Warn,
     /// Links cannot work here.
     Fail,
 }
 
 impl FindingStatus {
-    /// The word that is printed.
+    /// The word in the report.
     fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -93,16 +93,16 @@ impl FindingStatus {
     }
 }
 
-/// One thing learnt, and what follows from it.
+/// A fact, and its consequence for links.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
     /// A stable name of the form `family.thing`.
     id: &'static str,
-    /// The fact for programs; `{"unknown": reason}` where it could not be learnt.
+    /// The fact for programs; `{"unknown": reason}` if it could not be determined.
     value: Value,
-    /// How good it is for links.
+    /// The severity of the fact.
     status: FindingStatus,
-    /// What follows for links, and the remedy.
+    /// The consequence for links, and the remedy.
     means: String,
     /// The fact for people.
     #[serde(skip)]
@@ -110,7 +110,7 @@ struct Finding {
 }
 
 impl Finding {
-    /// A fact that was learnt.
+    /// A fact that was determined.
     fn new(
         id: &'static str,
         status: FindingStatus,
@@ -121,13 +121,13 @@ impl Finding {
         Self { id, value, status, means: means.into(), shown: shown.into() }
     }
 
-    /// A fact that could not be learnt; `means` says what to do without it.
+    /// A fact that could not be determined; `means` says what to do without it.
     fn unknown(id: &'static str, why: &Unknown, means: impl Into<String>) -> Self {
         Self::new(id, FindingStatus::Note, json!({ "unknown": why.0 }), format!("unknown ({why})"), means)
     }
 }
 
-/// Looks at everything, prints it to `out` and says whether links work here.
+/// Runs all probes, prints the findings to `out` and returns whether links work here.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitVerdict> {
     let findings = collect(&Source::new("/"), &args.dir, args.need_bytes, args.pidfd_open);
     match args.output {
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitVerdic
     Ok(verdict(&findings))
 }
 
-/// Links work unless a finding says that they cannot.
+/// Whether links work: unless a finding says that they cannot.
 fn verdict(findings: &[Finding]) -> ExitVerdict {
     match findings.iter().any(|finding| finding.status == FindingStatus::Fail) {
         true => ExitVerdict::Fails,
@@ -145,8 +145,7 @@ fn verdict(findings: &[Finding]) -> ExitVerdict {
     }
 }
 
-/// Runs every probe. Facts of the kernel come from `source`; the directory and the system calls are really
-/// tried.
+/// Runs every probe. Facts of the kernel are read below `source`; the directory and the system calls are tried out.
 fn collect(source: &Source, dir: &Path, need: Option<u64>, pidfd_open: Option<PidfdOpen>) -> Vec<Finding> {
     let facts = dir::Facts::gather(source, dir);
     let memory = cgroup::memory(source);

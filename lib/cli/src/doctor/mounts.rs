@@ -1,14 +1,13 @@
-//! `/proc/self/mountinfo`, read far enough to know what a directory is and whether something lies hidden
-//! below it.
+//! Parses `/proc/self/mountinfo` to find the mount of a directory and mounts that are hidden below it.
 
 use std::path::{Path, PathBuf};
 
 /// One line of mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// The directory of the file system that is seen at `point`.
+    /// The directory of the file system that is mounted.
     pub(super) root: String,
-    /// Where it is mounted.
+    /// The directory that it is mounted on.
     pub(super) point: PathBuf,
     /// Options of this mount (`rw,nosuid,...`).
     pub(super) options: String,
@@ -21,7 +20,7 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// Whether `option` stands among either kind of options.
+    /// Whether `option` is among either kind of options.
     pub(super) fn has(&self, option: &str) -> bool {
         self.options.split(',').chain(self.super_options.split(',')).any(|one| one == option)
     }
@@ -32,12 +31,12 @@ impl Mount {
     }
 }
 
-/// Reads mountinfo; lines that are not understood are left out.
+/// Reads mountinfo; lines that are not understood are skipped.
 pub(super) fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()
 }
 
-/// `25 24 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=65536k`
+/// Parses a line such as `25 24 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=65536k`.
 fn parse_line(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(3);
@@ -52,7 +51,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's `\040` for blanks and the like.
+/// Decodes the kernel's `\040` for blanks and the like.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -76,11 +75,10 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The mount that `path` (absolute, resolved) is seen through, and how many others lie hidden at the same
-/// point.
+/// The mount of `path` (absolute, resolved), and the number of mounts hidden at the same point.
 pub(super) fn covering<'a>(mounts: &'a [Mount], path: &Path) -> Option<(&'a Mount, usize)> {
     let depth = |mount: &&Mount| mount.point.components().count();
-    // Of equal depth the last is on top: max_by_key gives the last.
+    // Of equal depth the last one is on top: max_by_key returns the last.
     let top = mounts.iter().filter(|mount| path.starts_with(&mount.point)).max_by_key(depth)?;
     let hidden = mounts.iter().filter(|mount| mount.point == top.point).count() - 1;
     Some((top, hidden))

@@ -1,20 +1,20 @@
-//! `--need-bytes`: will links of this total size fit?
+//! `--need-bytes`: whether links of this total size fit.
 
 use serde_json::json;
 
 use super::source::human;
 use super::{Finding, FindingStatus};
 
-/// What is needed and what is there; `None` is without a limit, or unknown.
+/// Needed and available memory; `None` is unlimited or unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
-    /// Bytes of all links together.
+    /// Total bytes of all links.
     pub(super) need: u64,
-    /// Free in the IPC directory.
+    /// Free bytes in the IPC directory.
     pub(super) free: Option<u64>,
-    /// Room in the memory cgroup.
+    /// Remaining bytes in the memory cgroup.
     pub(super) room: Option<u64>,
-    /// Available on the node.
+    /// Available bytes of the node.
     pub(super) available: Option<u64>,
 }
 
@@ -25,7 +25,7 @@ pub(super) fn finding(capacity: &Capacity) -> Finding {
     let mut reasons = Vec::new();
     if let Some(have) = short(room) {
         reasons.push(format!(
-            "the memory cgroup has room for {} only, so making them is an OOM kill and not an error: raise \
+            "the memory cgroup has room for {} only, so creating them causes an OOM kill and not an error: raise \
              the memory limit by {}",
             human(have),
             human(need - have)
@@ -52,7 +52,7 @@ pub(super) fn finding(capacity: &Capacity) -> Finding {
                      and pays for them, so ask there.";
         Finding::new("links.need", FindingStatus::Ok, value, format!("{shown}, fits"), means)
     } else {
-        let means = format!("They do not fit: {}.", reasons.join("; "));
+        let means = format!("Links of this size do not fit: {}.", reasons.join("; "));
         Finding::new("links.need", FindingStatus::Fail, value, format!("{shown}, does not fit"), means)
     }
 }

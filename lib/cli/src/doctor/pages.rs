@@ -1,4 +1,4 @@
-//! Huge pages: what `huge_pages: hugetlb` and `huge_pages: transparent` would do here.
+//! Huge pages: the effect of `huge_pages: hugetlb` and `huge_pages: transparent` here.
 
 use serde_json::json;
 
@@ -6,9 +6,9 @@ use super::mounts::Mount;
 use super::source::{Source, human};
 use super::{Finding, FindingStatus, cgroup};
 
-/// Where the kernel lists its huge page pools.
+/// The directory of the kernel's huge page pools.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
-/// Where the kernel keeps the switches of transparent huge pages.
+/// The directory of the kernel's settings for transparent huge pages.
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// One size of hugetlb pages.
@@ -18,14 +18,14 @@ struct HugePagePool {
     page: u64,
     /// Number of reserved pages.
     total: u64,
-    /// Pages neither used nor promised.
+    /// Number of pages that are neither used nor reserved.
     free: u64,
-    /// Bytes the cgroup allows, if that is known and limited.
+    /// Bytes that the cgroup allows; `None` if unlimited or unknown.
     allowed: Option<u64>,
 }
 
 impl HugePagePool {
-    /// Bytes a link could have.
+    /// Bytes that a link can use.
     fn usable(&self) -> u64 {
         let bytes = self.free.saturating_mul(self.page);
         self.allowed.map_or(bytes, |allowed| allowed.min(bytes))
@@ -67,12 +67,12 @@ fn pool(source: &Source, name: &str) -> Option<HugePagePool> {
     Some(HugePagePool { page, total: number("nr_hugepages")?, free, allowed: allowed(source, page) })
 }
 
-/// Both kinds of huge pages. `mount` is what the IPC directory is seen through.
+/// The findings about both kinds of huge pages. `mount` is that of the IPC directory.
 pub(super) fn findings(source: &Source, mount: Option<&Mount>) -> Vec<Finding> {
     vec![hugetlb(source), transparent(source, mount)]
 }
 
-/// Pages set aside by the administrator.
+/// The finding about huge pages reserved by the administrator.
 fn hugetlb(source: &Source) -> Finding {
     const ID: &str = "pages.hugetlb";
     let names = match source.names(POOLS) {
@@ -109,13 +109,13 @@ fn hugetlb(source: &Source) -> Finding {
     Finding::new(ID, FindingStatus::Note, value, shown, means)
 }
 
-/// The word in brackets: `always within_size advise [never] deny force`.
+/// The selected word in brackets: `always within_size advise [never] deny force`.
 fn chosen(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('[')?;
     rest.split_once(']').map(|(word, _)| word)
 }
 
-/// Pages the kernel makes huge by itself.
+/// The finding about transparent huge pages.
 fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
     const ID: &str = "pages.transparent";
     let text = match source.text(format!("{TRANSPARENT}/shmem_enabled")) {
@@ -174,12 +174,12 @@ fn can_collapse(source: &Source) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 1)
 }
 
-/// What a setting does to a segment.
+/// The effect of a setting on a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
-    /// Nothing, even when asked.
+    /// No huge pages, even on request.
     None,
-    /// Huge pages when asked.
+    /// Huge pages on request.
     Asked,
     /// Huge pages without a request.
     Always,
@@ -196,7 +196,7 @@ impl Effect {
     }
 }
 
-/// What a setting does.
+/// The effect of a setting of `shmem_enabled`.
 fn effect(setting: &str) -> Effect {
     match setting {
         "advise" => Effect::Asked,

@@ -1,4 +1,4 @@
-//! The findings on paper: aligned text for people, one JSON object for programs.
+//! The report: aligned text for people, one JSON object for programs.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -7,17 +7,17 @@ use serde_json::json;
 
 use super::{ExitVerdict, Finding, FindingStatus, verdict};
 
-/// Where sentences are wrapped.
+/// Maximum line width of sentences.
 const WIDTH: usize = 110;
-/// Sentences start under the value.
+/// Indentation of sentences, which start below the value.
 const INDENT: usize = 6;
 
-/// How many findings have this status.
+/// The number of findings with this status.
 fn count(findings: &[Finding], status: FindingStatus) -> usize {
     findings.iter().filter(|finding| finding.status == status).count()
 }
 
-/// One JSON object: verdict, directory, counts, findings.
+/// Prints one JSON object: verdict, directory, counts, findings.
 pub(super) fn json(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
     let verdict = match verdict(findings) {
         ExitVerdict::Works => "works",
@@ -36,7 +36,7 @@ pub(super) fn json(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io:
     writeln!(out)
 }
 
-/// A line per finding, its sentence below, a summary at the end.
+/// Prints a line per finding with its sentence below, and a summary at the end.
 pub(super) fn text(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
     let wide = findings.iter().map(|finding| finding.id.len()).max().unwrap_or_default();
     for finding in findings {
@@ -67,7 +67,7 @@ fn summary(dir: &Path, findings: &[Finding]) -> String {
     if fatal.is_empty() {
         format!("{counts}: links work in {dir}.")
     } else {
-        format!("{counts}: links cannot work in {dir} as asked; see {}.", fatal.join(", "))
+        format!("{counts}: links cannot work in {dir} as requested; see {}.", fatal.join(", "))
     }
 }
 
@@ -76,7 +76,7 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Breaks at blanks; a word longer than `width` gets a line of its own.
+/// Wraps at blanks; a word longer than `width` gets a line of its own.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! What the IPC directory means for links: how much fits, who may write, what to do about it.
+//! The findings about the IPC directory: size, permissions, mount, and the remedies.
 
 use serde_json::json;
 use shmesh_sys::errno::Errno;
@@ -10,15 +10,15 @@ use super::{Finding, FindingStatus};
 
 /// The default size of `/dev/shm` in container runtimes.
 const DEFAULT: u64 = 64 << 20;
-/// Less free space than this is worth a warning.
+/// Less free space than this causes a warning.
 const LITTLE: u64 = 1 << 20;
-/// Files a link needs: six segments, a socket, and some air.
+/// Files of a link: six segments, a socket, and a reserve.
 const INODES_PER_LINK: u64 = 8;
-/// How to get a larger directory.
+/// The remedy for a directory that is too small.
 const REMEDY: &str =
     "mount an emptyDir of medium Memory with a sizeLimit at /dev/shm, or request shmesh.io/shm units";
 
-/// The findings; only the first when there is no directory.
+/// All findings; only the first one if there is no directory.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let owner = match &facts.owner {
         Ok(owner) => owner,
@@ -50,7 +50,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// The path and a remark.
+/// The path with a remark.
 fn show(facts: &Facts, remark: &str) -> String {
     format!("{} ({remark})", facts.dir.display())
 }
@@ -85,7 +85,7 @@ fn path(facts: &Facts, owner: &DirOwner) -> Finding {
     Finding::new("dir.path", status, value, show(facts, &format!("{mode:04o} {uid}:{gid}")), means)
 }
 
-/// What it is made of.
+/// The finding about the file system.
 fn kind(space: &Space, mount: Option<&Mount>) -> Finding {
     let name = match space.kind.as_str() {
         known @ ("tmpfs" | "hugetlbfs") => known,
@@ -118,8 +118,7 @@ fn size(space: &Space, mount: Option<&Mount>) -> Finding {
         return Finding::new("dir.space", FindingStatus::Note, value, "no limit", means);
     };
     let shown = format!("{}, {} free", human(size), human(free));
-    // The runtimes call their default "shm"; one unit of shmesh.io/shm has the same size and is called
-    // "tmpfs".
+    // The runtimes call their default "shm"; one unit of shmesh.io/shm has the same size and is called "tmpfs".
     let by_default = mount.is_none_or(|mount| mount.origin == "shm");
     let (status, means) = if size == DEFAULT && by_default {
         (
@@ -144,7 +143,7 @@ fn size(space: &Space, mount: Option<&Mount>) -> Finding {
     Finding::new("dir.space", status, value, shown, means)
 }
 
-/// How many files fit.
+/// The finding about the number of files.
 fn inodes(space: &Space) -> Finding {
     const ID: &str = "dir.inodes";
     match space.inodes {
@@ -164,7 +163,7 @@ fn inodes(space: &Space) -> Finding {
     }
 }
 
-/// Links in NVIPC's layout, if there are any: they are in use, and nothing of them is to be moved away.
+/// The finding about links in NVIPC's layout, if there are any: while they are in use, their files must stay.
 fn theirs(dir: &std::path::Path) -> Option<Finding> {
     let names = shmesh::inspect::names(dir).ok()?;
     let theirs: Vec<String> = names
@@ -181,7 +180,7 @@ fn theirs(dir: &std::path::Path) -> Option<Finding> {
     })
 }
 
-/// What it is seen through.
+/// The finding about the mount.
 fn mount(seen: &Result<(Mount, usize), Unknown>) -> Finding {
     const ID: &str = "dir.mount";
     let (mount, hidden) = match seen {
@@ -217,7 +216,7 @@ fn mount(seen: &Result<(Mount, usize), Unknown>) -> Finding {
     Finding::new(ID, status, value, shown, means)
 }
 
-/// Whether a file can really be made.
+/// The finding about creating a file.
 fn writable(facts: &Facts, owner: &DirOwner) -> Finding {
     const ID: &str = "dir.writable";
     let why = match &facts.scratch.file {

@@ -1,10 +1,9 @@
-//! Where facts come from: `/proc` and `/sys` below a root that tests can move, and the small parsers all
-//! probes share.
+//! Access to `/proc` and `/sys` below a root that tests can change, and parsers that several probes use.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Why a fact could not be learnt. Never an error of the command: the finding says "unknown" and this.
+/// The reason why a fact could not be determined. The finding reports it; the command does not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unknown(pub(super) String);
 
@@ -14,19 +13,19 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// The tree that holds `proc`, `sys` and `run`: `/`, or a directory made by a test.
+/// The root of `proc`, `sys` and `run`: `/`, or a directory created by a test.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     root: PathBuf,
 }
 
 impl Source {
-    /// Reads files below `root`.
+    /// Creates a source that reads below `root`.
     pub(super) fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Where an absolute `path` lies below the root.
+    /// The location of an absolute `path` below the root.
     pub(super) fn place(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -40,7 +39,7 @@ impl Source {
         }
     }
 
-    /// A file that holds one number.
+    /// The number in a file.
     pub(super) fn number(&self, path: impl AsRef<Path>) -> Result<u64, Unknown> {
         let path = path.as_ref();
         let text = self.text(path)?;
@@ -48,7 +47,7 @@ impl Source {
         text.parse().map_err(|_| Unknown(format!("{} holds {text:?}, not a number", path.display())))
     }
 
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     pub(super) fn link(&self, path: &str) -> Result<String, Unknown> {
         match std::fs::read_link(self.place(Path::new(path))) {
             Ok(target) => Ok(target.to_string_lossy().into_owned()),
@@ -66,18 +65,18 @@ impl Source {
         Ok(names)
     }
 
-    /// Whether something is there. What cannot be seen is not there.
+    /// Whether a path exists. A path that cannot be accessed counts as missing.
     pub(super) fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.place(path.as_ref()).exists()
     }
 }
 
-/// The value of `name` in text of lines `name: value`, as in `/proc/self/status` and `/proc/meminfo`.
+/// The value of `name` in lines of the form `name: value`, as in `/proc/self/status` and `/proc/meminfo`.
 pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
-/// Bytes for people: the largest binary unit that leaves a whole part, one decimal, rounded down.
+/// Formats bytes for people: the largest binary unit with a whole part, one decimal, rounded down.
 pub(super) fn human(bytes: u64) -> String {
     const UNITS: [(u64, &str); 5] =
         [(1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
@@ -88,7 +87,7 @@ pub(super) fn human(bytes: u64) -> String {
     if tenth == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenth} {name}") }
 }
 
-/// A byte count as a pod spec or a person writes it: a quantity of Kubernetes, or `64 MiB`.
+/// Parses a number of bytes: a quantity of Kubernetes, or `64 MiB`.
 pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     let compact: String = text.split_whitespace().collect();
     let quantity = compact.strip_suffix("iB").map_or(compact.clone(), |number| format!("{number}i"));

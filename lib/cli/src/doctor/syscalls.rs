@@ -1,4 +1,4 @@
-//! The system calls links stand on, each really tried: a seccomp profile is known by what it refuses.
+//! System calls that links use, each of which is tried: this shows what a seccomp profile refuses.
 
 use std::fs::File;
 use std::io;
@@ -14,20 +14,20 @@ use super::dir::Scratch;
 use super::source::{Source, Unknown, field};
 use super::{Finding, FindingStatus, PidfdOpen, cpu};
 
-/// What follows from a call that works and from one that does not.
+/// A system call, and the consequences if it works or fails.
 struct Call {
     /// The name of the finding.
     id: &'static str,
-    /// The status when it does not work.
+    /// The status if it fails.
     refused: FindingStatus,
-    /// What follows when it works.
+    /// The consequence if it works.
     works: &'static str,
-    /// What follows when it does not, with the remedy.
+    /// The consequence if it fails, with the remedy.
     fails: &'static str,
 }
 
 impl Call {
-    /// The finding for a trial's outcome.
+    /// The finding for the result of a trial.
     fn judge(&self, outcome: Result<(), Errno>) -> Finding {
         match outcome {
             Ok(()) => Finding::new(self.id, FindingStatus::Ok, json!({ "works": true }), "works", self.works),
@@ -135,7 +135,7 @@ pub(super) fn findings(
     findings
 }
 
-/// The error number of a trial that failed.
+/// The error number of a failed trial.
 fn said(outcome: io::Result<()>) -> Result<(), Errno> {
     outcome.map_err(|why| errno::of(&why))
 }
@@ -152,7 +152,7 @@ fn memfd() -> io::Result<File> {
     Ok(file)
 }
 
-/// Seals it and makes sure that the seal holds.
+/// Seals a memfd and checks that the seal holds.
 fn seals(memfd: &File) -> Result<(), Errno> {
     Seals::FUTURE_WRITE.add_to(memfd)?;
     Seals::SIZE.and(Seals::FINAL).add_to(memfd)?;
@@ -163,7 +163,7 @@ fn seals(memfd: &File) -> Result<(), Errno> {
     }
 }
 
-/// Takes a lock, as the maker of a link does.
+/// Takes a lock, as the creator of a link does.
 fn ofd_lock(file: &impl AsFd) -> io::Result<()> {
     file::try_lock_byte(file, 0, ByteLock::Exclusive)?;
     Ok(())
@@ -186,13 +186,13 @@ fn scm_rights() -> io::Result<()> {
     }
 }
 
-/// Asks who is at the other end.
+/// Requests the pidfd of the peer of a socket.
 fn peer_pidfd() -> io::Result<()> {
     let (near, _far) = socket::pair()?;
     socket::peer_pidfd(&near).map(drop)
 }
 
-/// What can be said of `pidfd_open` without trying it.
+/// The finding about `pidfd_open` without trying it.
 fn inferred(source: &Source, status: &Result<String, Unknown>) -> Finding {
     let release = source.text("/proc/sys/kernel/osrelease").ok();
     let version = release.as_deref().and_then(cpu::version);

@@ -172,7 +172,7 @@ fn demo_uses_the_configuration_of_a_link() {
         let out =
             ok(dir.path(), &["demo", "--seconds", "1", "--config", file.to_str().unwrap(), "--link", name]);
         assert!(out.contains("ring spsc 4, cpu_msg 6 x 100 B, cpu_large 3 x 99 B"), "{out}");
-        assert!(out.contains("none lost, none doubled"), "{out}");
+        assert!(out.contains("none lost, none duplicated"), "{out}");
         assert_eq!(files(dir.path()), ["links.yaml"]);
     }
     let complaint = fails(dir.path(), &["demo", "--config", file.to_str().unwrap(), "--link", "none"], 64);
@@ -199,14 +199,14 @@ fn kept_demo_can_be_inspected_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let out = ok(dir, &["demo", "--seconds", "1", "--keep"]);
-    assert!(out.contains("left behind"), "{out}");
+    assert!(out.contains("the link is kept"), "{out}");
     let listed = json(dir, &["ls", "--output", "json"]);
     let name = listed["links"][0]["name"].as_str().unwrap();
     let dump = json(dir, &["dump", name, "--output", "json"]);
     assert!(dump["participants"].as_array().unwrap().iter().all(|one| one["state"] == "dead"), "{dump}");
     assert!(dump["rings"].as_array().unwrap().iter().any(|ring| ring["queued"].as_u64() > Some(0)), "{dump}");
     assert!(ok(dir, &["rm", "--stale"]).contains("kept"));
-    assert!(ok(dir, &["rm", name]).contains("waiting messages"));
+    assert!(ok(dir, &["rm", name]).contains("queued messages"));
     assert_eq!(files(dir), [""; 0]);
 }
 
@@ -304,7 +304,7 @@ fn kept_demo_leaves_as_much_as_fits() {
     )
     .unwrap();
     let out = ok(dir, &["demo", "--seconds", "1", "--keep", "--config", file.to_str().unwrap()]);
-    assert!(out.contains("none lost, none doubled") && out.contains("left behind"), "{out}");
+    assert!(out.contains("none lost, none duplicated") && out.contains("the link is kept"), "{out}");
     let link = &json(dir, &["ls", "--output", "json"])["links"][0];
     assert!(["m2s", "s2m"].iter().any(|ring| link["queued"][ring].as_u64() > Some(0)), "{link}");
     assert!(ok(dir, &["rm", "--stale", "--force"]).contains("1 link removed"));
@@ -513,11 +513,11 @@ fn buffers_of_a_killed_process_are_shown_and_removed() {
     assert!(shown.contains(&format!("pid {dead} dead")), "{shown}");
     assert_eq!(state(dir), before, "the link was modified");
 
-    assert!(ok(dir, &["rm", "--stale"]).contains("kept    fronthaul: 2 waiting messages"));
+    assert!(ok(dir, &["rm", "--stale"]).contains("kept    fronthaul: 2 queued messages"));
     assert!(ok(dir, &["rm", "--stale", "--force"]).contains("removed fronthaul"));
     assert_eq!(files(dir), [""; 0]);
     leave_a_crash(dir);
-    assert!(ok(dir, &["rm", "fronthaul"]).contains("2 waiting messages"));
+    assert!(ok(dir, &["rm", "fronthaul"]).contains("2 queued messages"));
     assert_eq!(files(dir), [""; 0]);
 }
 
@@ -561,7 +561,7 @@ fn unusable_links_are_named_and_not_fatal() {
         ("empty", "not a shmesh segment"),
         ("folder", "not a shmesh segment"),
         ("symlink", "not a shmesh segment"),
-        ("gone", "the memory has gone with it"),
+        ("gone", "no other process kept the memory"),
     ] {
         assert!(error(name).contains(what), "{name}: {}", error(name));
         assert!(table.contains(name), "{table}");
@@ -608,7 +608,7 @@ fn nvipc_link_is_listed_and_not_removed() {
     assert_eq!(dumped["pools"][0]["free"], pools[0].pool_len - 1);
     assert!(ok(dir, &["dump", "theirs"]).contains("77"));
     for refused in [&["capture", "theirs", "-o", "-"][..], &["rm", "theirs"], &["rm", "theirs", "--force"]] {
-        assert!(fails(dir, refused, 1).contains("NVIPC's layout, and its primary lives"), "{refused:?}");
+        assert!(fails(dir, refused, 1).contains("NVIPC's layout, and its primary is alive"), "{refused:?}");
     }
     assert_eq!(files(dir), before);
     drop(link);

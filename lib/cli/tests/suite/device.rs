@@ -23,7 +23,7 @@ fn missing_driver_has_its_own_exit_status() {
     let found = check(&[], &nowhere);
     let said = text(&found.stdout);
     assert_eq!(found.status.code(), Some(3), "{said}");
-    assert!(said.contains("/nowhere/libcuda.so.1") && said.contains("no device here"), "{said}");
+    assert!(said.contains("/nowhere/libcuda.so.1") && said.contains("no device was found"), "{said}");
     let found = check(&["--output", "json"], &nowhere);
     let report: Value = serde_json::from_slice(&found.stdout).unwrap();
     assert_eq!((found.status.code(), report["verdict"].as_str()), (Some(3), Some("no_device")));

@@ -41,8 +41,7 @@ pub(super) struct Pool {
 }
 
 // SAFETY: `base` points into a mapping that `memory` keeps alive. A mapping has no thread affinity, and this type only
-// computes
-// addresses from `base`.
+// computes addresses from `base`.
 #[expect(unsafe_code, reason = "a pool names buffers by address")]
 unsafe impl Send for Pool {}
 // SAFETY: as above.
@@ -206,7 +205,7 @@ impl Shared {
 
     #[inline]
     pub(super) fn msg_pool(&self) -> &Pool {
-        // CheckedMessage when the link was opened: a link without this pool is refused.
+        // Checked when the link was opened: a link without this pool is refused.
         #[expect(clippy::expect_used, reason = "an invariant of the type")]
         self.pools[PoolId::CpuMsg.index()].as_ref().expect("a link has cpu_msg")
     }
@@ -215,13 +214,15 @@ impl Shared {
     pub(super) fn data_pool(&self, id: PoolId) -> Result<&Pool> {
         let no = |why| Error::NoPool { pool: id, why };
         if id == PoolId::CpuMsg {
-            return Err(no("it is for the MSG part; name another for the DATA part"));
+            return Err(no("it holds MSG parts; use another pool for the DATA part"));
         }
         let pool = self.pools[id.index()].as_ref();
-        let pool = pool.ok_or(no("not configured; give it buf_size and pool_len at the primary"))?;
+        let pool = pool.ok_or(no(
+            "it is not configured; set its buf_size and pool_len in the primary's configuration",
+        ))?;
         if pool.base.is_none() {
             return Err(no(
-                "its buffers are in memory of a GPU, which is not supported here; use another pool",
+                "its buffers are in GPU memory, which is not supported in NVIPC's layout; use another pool",
             ));
         }
         Ok(pool)
@@ -296,7 +297,7 @@ impl Shared {
     /// Returns `false` if NVIPC's tracing still has a reference to the message; then its DATA buffer stays with it as well.
     pub(super) fn release_msg(&self, index: u32) -> bool {
         let pool = self.msg_pool();
-        // LossStats updates are harmless: the number only tells whether anything happened.
+        // Lost updates are harmless: the number only tells whether anything happened.
         self.released.store(self.released.load(Relaxed).wrapping_add(1), Relaxed);
         if self.is_over() {
             pool.held.give(index);
@@ -331,9 +332,8 @@ impl Shared {
         }
     }
 
-    /// Returns parked buffers: of all pools if nothing was released since `before`, otherwise of the pools in which the
-    /// other side
-    /// finds few. Returns the current number of releases.
+    /// Returns parked buffers: of all pools if nothing was released since `before`, otherwise of the pools whose free
+    /// list is short. Returns the current number of releases.
     pub(super) fn return_parked(&self, before: u32) -> u32 {
         let Ok(_entered) = self.enter() else { return before };
         let released = self.released.load(Relaxed);

@@ -257,7 +257,7 @@ impl Endpoint {
             if let Some(data) = data {
                 shared.data_pool(data.pool)?.held.take(data.index);
             }
-            return Err(Error::Queue { what: "the ring to the other side" });
+            return Err(Error::Queue { what: "the ring to the peer" });
         }
         Ok(())
     }
@@ -273,7 +273,7 @@ impl Endpoint {
     pub fn receive(&self) -> Result<Option<Message>> {
         let shared = &*self.shared;
         let _entered = shared.enter_to_receive()?;
-        let taken = shared.rx().dequeue().map_err(|_| Error::Queue { what: "the ring to this side" })?;
+        let taken = shared.rx().dequeue().map_err(|_| Error::Queue { what: "the ring from the peer" })?;
         let Some(index) = taken else {
             return if shared.is_over() { Err(Error::PrimaryEnded) } else { Ok(None) };
         };

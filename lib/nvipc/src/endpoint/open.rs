@@ -250,13 +250,13 @@ impl Options {
         let path = self.dir.join(name);
         let what = || path.display().to_string();
         let refused = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Error::Damaged { what: what(), why: "it is missing" },
+            io::ErrorKind::NotFound => Error::Damaged { what: what(), why: "the file does not exist" },
             _ => Error::system(format!("open {}", what()), error),
         };
         let file = file::open(&path, true).map_err(refused)?;
         let metadata = file.metadata().map_err(refused)?;
         if !metadata.is_file() || metadata.len() == 0 {
-            return Err(Error::Damaged { what: what(), why: "it is empty, or no file" });
+            return Err(Error::Damaged { what: what(), why: "it is empty, or not a regular file" });
         }
         map(&file, &path)
     }

@@ -1,14 +1,11 @@
 //! Recovery of what a dead secondary left.
 //!
-//! When the next secondary connects, NVIPC wipes everything. Here the primary knows what it holds itself and what is queued
-//! in
-//! the rings; the rest belonged to the dead secondary. Those buffers return to their pools, messages that were sent stay
-//! queued,
-//! and queues that the secondary was changing when it died are rebuilt.
+//! When the next secondary connects, NVIPC wipes everything. Here the primary knows what it holds itself and what is
+//! queued in the rings; the rest belonged to the dead secondary. Those buffers return to their pools, messages that
+//! were sent stay queued, and queues that the secondary was changing when it died are rebuilt.
 //!
-//! No other process touches the link meanwhile: the dead one is gone, the next one waits for our half of the exchange, and
-//! our own
-//! calls wait for the lock.
+//! No other process touches the link meanwhile: the dead one is gone, the next one waits for our half of the exchange,
+//! and our own calls wait for the lock.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;

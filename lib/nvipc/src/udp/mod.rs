@@ -119,9 +119,9 @@ impl Pools {
     fn data(&self, id: PoolId) -> Result<&Pool> {
         let no = |why| Error::NoPool { pool: id, why };
         if id == PoolId::CpuMsg {
-            return Err(no("it is for the MSG part; name another for the DATA part"));
+            return Err(no("it holds MSG parts; use another pool for the DATA part"));
         }
-        self.get(id).ok_or(no("not configured; give it buf_size and pool_len"))
+        self.get(id).ok_or(no("it is not configured; set its buf_size and pool_len"))
     }
 }
 
@@ -169,7 +169,7 @@ impl Endpoint {
     pub fn open(config: Config) -> Result<Self> {
         if !(HEADER_BYTES + 16..=DATAGRAM_MAX).contains(&config.datagram_bytes) {
             return Err(Error::Udp {
-                why: "give datagram_bytes from 56 to 65507; 1472 fits an Ethernet frame",
+                why: "datagram_bytes must be 56 to 65507; 1472 fits an Ethernet frame",
             });
         }
         let shape = crate::layout::PoolShapes::checked(config.pools)?;
@@ -178,7 +178,7 @@ impl Endpoint {
             let size = shape.pools[id.index()];
             if size.is_enabled() {
                 if id.is_device() {
-                    let why = "datagrams are in memory of the host; use cpu_data or cpu_large";
+                    let why = "device pools are not available over UDP; use cpu_data or cpu_large";
                     return Err(Error::NoPool { pool: id, why });
                 }
                 pools[id.index()] = Some(Pool::new(id, size)?);
@@ -299,17 +299,16 @@ impl Endpoint {
     fn send_parts(&self, header: Header, copy: impl Fn(usize, &mut [u8])) -> Result<()> {
         let room = self.datagram_bytes - HEADER_BYTES;
         let total = usize::try_from(header.total()).unwrap_or(usize::MAX);
-        let parts = u16::try_from(total.div_ceil(room).max(1)).map_err(|_| Error::Udp {
-            why: "the message has more than 65535 parts; make datagram_bytes larger",
-        })?;
+        let parts = u16::try_from(total.div_ceil(room).max(1))
+            .map_err(|_| Error::Udp { why: "the message has more than 65535 parts; raise datagram_bytes" })?;
         let number = self.number.fetch_add(1, Relaxed);
         let mut payload = vec![0; room.min(total)];
         for part in 0..parts {
             let offset = usize::from(part) * room;
             let len = room.min(total - offset);
             copy(offset, &mut payload[..len]);
-            let offset =
-                u32::try_from(offset).map_err(|_| Error::Udp { why: "the message is longer than 4 GiB" })?;
+            let offset = u32::try_from(offset)
+                .map_err(|_| Error::Udp { why: "the message is longer than 4 GiB; send less" })?;
             let head = Header { number, part, parts, offset, ..header }.to_bytes();
             self.put(&[IoSlice::new(&head), IoSlice::new(&payload[..len])])?;
         }
@@ -320,7 +319,7 @@ impl Endpoint {
         let total = usize::try_from(header.total()).unwrap_or(usize::MAX);
         if total > DATAGRAM_MAX {
             return Err(Error::Udp {
-                why: "more than 65507 bytes do not fit one datagram of NVIPC's form; use ours at both ends",
+                why: "more than 65507 bytes do not fit one datagram of NVIPC's format; use shmesh's format on both sides",
             });
         }
         let mut datagram = vec![0; total];
@@ -462,7 +461,7 @@ impl Endpoint {
         self.pools.get(pool).map_or(PoolConfig::DISABLED, |pool| pool.config)
     }
 
-    /// What was lost so far.
+    /// Counts of what was lost so far.
     #[must_use]
     pub fn lost(&self) -> LossStats {
         self.arriving().assembler.lost

@@ -31,7 +31,7 @@ unsafe impl Sync for Pool {}
 impl Pool {
     pub(super) fn new(id: PoolId, config: PoolConfig) -> Result<Self> {
         let too_large =
-            || Error::Udp { why: "a pool is larger than memory; make pool_len or buf_size smaller" };
+            || Error::Udp { why: "a pool exceeds the available memory; lower its pool_len or buf_size" };
         let bytes = usize::try_from(config.payload_bytes()).map_err(|_| too_large())?;
         let layout = Layout::array::<u8>(bytes).ok().filter(|layout| layout.size() > 0);
         let layout = layout.ok_or_else(too_large)?;

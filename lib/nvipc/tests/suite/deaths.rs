@@ -352,7 +352,7 @@ fn incomplete_link_files_are_refused_with_the_remedy() {
     let dir = ipc_dir();
     let now = Options::new().dir(dir.path()).patience(std::time::Duration::ZERO);
     let error = now.attach("fapi").unwrap_err();
-    assert!(error.to_string().contains("no primary listens there; start it"), "{error}");
+    assert!(error.to_string().contains("no primary listens there; start the primary"), "{error}");
 
     // A killed primary leaves its files, and a socket without a listener.
     let mut dead = Peer::start(dir.path());

@@ -159,7 +159,7 @@ fn exhaustion_is_an_immediate_error_and_temporary() {
     let error = link.allocate(None).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "pool cpu_msg: all 8 buffers are in use; release messages, or make pool_len larger"
+        "pool cpu_msg: all 8 buffers are in use; release messages, or raise its pool_len"
     );
     link.release(all[0]).unwrap();
     // The MSG buffer is released if there is no DATA buffer for it.

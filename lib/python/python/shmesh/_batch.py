@@ -76,7 +76,7 @@ def _load(name: str, extra: bytes) -> Any:
     try:
         return json.loads(extra)
     except (ValueError, RecursionError) as wrong:
-        raise Damaged(f"queue {name}: a message came that is no batch: {wrong}") from None
+        raise Damaged(f"queue {name}: received a message that is not a batch: {wrong}") from None
 
 
 Mapping.register(Batch)

@@ -70,7 +70,7 @@ class Session(Generic[_Asked]):
 
     def _open(self) -> _Asked:
         if self._session is None:
-            raise Closed("this session has ended; make another")
+            raise Closed("this session has ended; create another")
         return self._session
 
     def __enter__(self: _Me) -> _Me:

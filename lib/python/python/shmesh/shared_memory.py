@@ -47,7 +47,7 @@ def _file_name(name: str) -> str:
         raise ValueError("embedded null character")
     file = name.lstrip("/")
     if "/" in file or file in ("", ".", ".."):
-        raise OSError(errno.EINVAL, "the name of a block has no slash and is no directory; choose another", name)
+        raise OSError(errno.EINVAL, "the name of a block must not contain a slash or name a directory; choose another", name)
     return file
 
 

@@ -1,4 +1,4 @@
-//! An NPU, by its number in this process: the vendor has no UUID for it.
+//! An NPU, identified by its number in this process, because the vendor has no UUIDs.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -21,18 +21,18 @@ pub struct AscendDevice {
     number: i32,
 }
 
-/// While it lives, this thread has the device.
+/// Makes the device current in this thread until it is dropped.
 #[derive(Debug)]
 pub(super) struct CurrentContext {
-    /// The context that the thread had, where that had to give way.
+    /// The context that was current before, if it was replaced.
     before: Option<usize>,
 }
 
 impl AscendDevice {
-    /// All that this process sees.
+    /// All NPUs that this process sees.
     ///
     /// # Errors
-    /// There is no runtime, or it does not say.
+    /// The runtime is missing, or the call fails.
     pub fn all() -> io::Result<Vec<Self>> {
         let mut count = 0;
         let call = Driver::get()?.aclrtGetDeviceCount()?;
@@ -41,12 +41,12 @@ impl AscendDevice {
         Ok((0..count).filter_map(|number| i32::try_from(number).ok()).map(|number| Self { number }).collect())
     }
 
-    /// The one that this thread has, or the first.
+    /// The device that is current in this thread, or the first one.
     pub(super) fn current() -> io::Result<Self> {
         Ok(Self { number: bound(Driver::get()?)?.unwrap_or(0) })
     }
 
-    /// Its number in this process alone: containers number their own.
+    /// Its number in this process only: each container has its own numbering.
     ///
     /// ```
     /// use shmesh::device::AscendDevice;
@@ -59,11 +59,11 @@ impl AscendDevice {
         self.number
     }
 
-    /// Gives this thread the device, and in the end the context back that it had before. A thread that had none keeps the
-    /// device: the runtime has no call for leaving it that would not end the work of others there.
+    /// Makes the device current in this thread until the returned guard is dropped. A thread without a device keeps
+    /// this one: the runtime has no call to leave a device that would not end the work of others on it.
     pub(super) fn enter(&self) -> io::Result<CurrentContext> {
         let driver = Driver::get()?;
-        // Any context of the device does, so the caller's own stays.
+        // Any context of the device suffices, so the caller's own stays.
         if bound(driver)? == Some(self.number) {
             return Ok(CurrentContext { before: None });
         }
@@ -76,12 +76,12 @@ impl AscendDevice {
     }
 }
 
-/// The device of this thread.
+/// The device that is current in this thread.
 fn bound(driver: &Driver) -> io::Result<Option<i32>> {
     let mut number = 0;
     // SAFETY: there is room for the answer.
     let code = unsafe { driver.aclrtGetDevice()?(&raw mut number) };
-    // Whatever else it says, this thread has none.
+    // On any error this thread has none.
     Ok((code == 0).then_some(number))
 }
 

@@ -1,4 +1,4 @@
-//! The calls of `libascendcl.so`, declared by us.
+//! Declarations of the calls of `libascendcl.so`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
@@ -7,13 +7,13 @@ use std::sync::OnceLock;
 use super::explain::check;
 use crate::device::library::{Library, functions};
 
-/// Names another library than the toolkit's.
+/// The variable with the path of a library to use instead of the toolkit's.
 const VARIABLE: &str = "SHMESH_ASCEND_LIBRARY";
 /// Other code in this process has already started the runtime.
 const STARTED_BEFORE: c_int = 100_002;
 
 functions! {
-    /// The runtime as far as memory between processes needs it.
+    /// The calls of the runtime that sharing memory between processes needs.
     pub(super) struct Driver {
         aclInit(*const c_char) since "CANN 5";
         aclrtGetDeviceCount(*mut u32) since "CANN 5";
@@ -34,7 +34,7 @@ functions! {
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
-/// Where toolkits put the library. One that is in the process already is found by its name alone.
+/// Paths of the library in toolkits. A library that is loaded already is found by its name alone.
 fn candidates() -> Vec<String> {
     let homes =
         ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"].into_iter().filter_map(|home| std::env::var(home).ok());
@@ -44,7 +44,7 @@ fn candidates() -> Vec<String> {
 }
 
 impl Driver {
-    /// The runtime, started. Loaded once; tried again where it was not there.
+    /// The started runtime. Loaded once; loading is retried if it failed.
     pub(super) fn get() -> io::Result<&'static Self> {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
@@ -52,7 +52,7 @@ impl Driver {
         let driver = Self::of(Library::open("Ascend runtime (libascendcl.so)", VARIABLE, &candidates())?);
         let start = driver.aclInit()?;
         #[expect(unsafe_code, reason = "a C call")]
-        // SAFETY: without a configuration it takes the usual one.
+        // SAFETY: without a configuration the call uses the default one.
         match unsafe { start(std::ptr::null()) } {
             STARTED_BEFORE => {}
             code => check("aclInit", code)?,

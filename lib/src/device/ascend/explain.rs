@@ -1,12 +1,12 @@
-//! What the runtime's error numbers mean. One number can have several causes, and then all are said.
+//! The meaning of the runtime's error numbers. If a number can have several causes, all are listed.
 
 use std::ffi::c_int;
 use std::io::{self, ErrorKind as Kind};
 
-/// What the driver says when it does not like something, whatever that is.
+/// The error number of the driver for any invalid parameter.
 const PARAMETER: c_int = 507_899;
 
-/// What a call has returned, as an error that says which call it was and what may be wrong.
+/// Converts the result of a call to an error with the name of the call and the probable causes.
 pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
     let (kind, hint) = match (code, call) {
         (0, _) => return Ok(()),
@@ -14,31 +14,33 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             Kind::InvalidInput,
             "a parameter is not valid: a size of 0, or more than 31 processes in one call",
         ),
-        (100_001, _) => (Kind::Other, "other code in this process has ended the runtime (aclFinalize)"),
+        (100_001, _) => (Kind::Other, "other code in this process has shut down the runtime (aclFinalize)"),
         (107_008 | 200_000, _) => (Kind::InvalidInput, "an address is not at the beginning of a page"),
-        (107_017, _) => (Kind::InvalidInput, "a pointer is not one of this process"),
-        (107_001, _) => (Kind::NotFound, "there is no such device here: look at ASCEND_RT_VISIBLE_DEVICES"),
+        (107_017, _) => (Kind::InvalidInput, "a pointer does not belong to this process"),
+        (107_001, _) => (Kind::NotFound, "the device does not exist here: check ASCEND_RT_VISIBLE_DEVICES"),
         (107_002, _) => (Kind::Other, "this thread has no device: devices are bound to threads"),
         (207_000, _) => (
             Kind::Unsupported,
-            "this product or this kind of device does not share memory: Atlas 200I/500 A2 cannot by keys, and virtual NPUs \
+            "this product or kind of device cannot share memory: Atlas 200I/500 A2 cannot by keys, and virtual NPUs \
              cannot at all",
         ),
-        (207_001, _) => (Kind::OutOfMemory, "the device is full: free some, or take less"),
+        (207_001, _) => {
+            (Kind::OutOfMemory, "the device has not enough free memory: free some, or allocate less")
+        }
         (207_004, _) => (Kind::NotFound, "there is no NPU here: give the container its device files"),
         (207_006, _) => (
             Kind::PermissionDenied,
-            "the key was exported without a list of processes, so the list cannot be set, or the other way round",
+            "the key was exported without a list of processes, so the list cannot be set, or it has a list that was not set",
         ),
         (PARAMETER, "aclrtIpcMemImportByKey") => (
             Kind::PermissionDenied,
-            "one of: this process is not on the key's list; it was put there by a number of another pid namespace, or \
+            "one of: this process is not on the key's list; it was put there by its process id in another pid namespace, or \
              before it started; the key is closed, or its exporter has ended; the memory is on another card that this \
              product cannot reach (PCIe cards of the 910B2C cannot)",
         ),
         (PARAMETER, "aclrtIpcMemGetExportKey") => (
             Kind::InvalidInput,
-            "one of: it is no device memory of this process; its address is not at the beginning of a page (2 MiB, or 4 KiB); \
+            "one of: it is not device memory of this process; its address is not at the beginning of a page (2 MiB, or 4 KiB); \
              it is longer than its allocation; it is imported, or read-only",
         ),
         (PARAMETER, "aclrtIpcMemSetImportPid" | "aclrtIpcMemClose") => (
@@ -46,7 +48,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
             "one of: this process has not exported or imported the key; the key is closed; the list names only 0 and \
              the exporter itself",
         ),
-        (PARAMETER, _) => (Kind::InvalidInput, "the driver refuses one of the parameters"),
+        (PARAMETER, _) => (Kind::InvalidInput, "the driver rejected one of the parameters"),
         _ => (Kind::Other, "look it up under aclError in the runtime's manual"),
     };
     Err(io::Error::new(kind, format!("{call}: error {code}: {hint}")))

@@ -1,4 +1,4 @@
-//! Memory that a vendor's key names, for the processes on its list.
+//! Memory of an NPU, shared by a vendor's key with the processes on its list.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -14,11 +14,11 @@ use super::driver::Driver;
 use super::explain::check;
 use crate::device::{BareTgid, DeviceMemory, ExportFlags};
 
-/// Bytes of a vendor's key, which is opaque: text on some products, binary with zeros in it on others.
+/// Bytes of a vendor's key. It is opaque: text on some products, binary with zeros in it on others.
 const KEY_BYTES: usize = 65;
 /// `ACL_MEM_MALLOC_HUGE_FIRST`.
 const HUGE_FIRST: c_int = 0;
-/// What its pages are.
+/// Size of its pages in bytes.
 const PAGE: u64 = 2 << 20;
 /// `ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS`: the exporter may be on another device.
 const PEER_ACCESS: u64 = 1;
@@ -26,15 +26,15 @@ const PEER_ACCESS: u64 = 1;
 const TO_DEVICE: c_int = 1;
 const TO_HOST: c_int = 2;
 
-/// Memory of an NPU that processes share by a key and the driver's list of processes.
+/// Memory of an NPU that processes share by a vendor's key and the driver's list of processes.
 ///
-/// The list is enforced by the driver, and closing the key takes the memory away from importers: the next access of theirs
-/// is a fault of the device. So the session's rule that importers close first matters here more than anywhere.
+/// The driver enforces the list, and closing the key unmaps the memory of importers: their next access is a fault of
+/// the device. So it is especially important here that importers close first, as the session requires.
 ///
-/// Where importer and exporter are on different devices, the runtime copies only asynchronously between addresses of one
-/// device, and never to or from the host: copy on the exporter's side. An import is on the device that its thread has, or on
-/// the first: set the exporter's before. Its size is what the exporter says: the runtime has no call that would tell, so compare
-/// it with what you expect.
+/// If importer and exporter are on different devices, the runtime copies only asynchronously between addresses of one
+/// device, and never to or from the host: copy on the exporter's side. An import is on the device that is current in
+/// its thread, or on the first: make the exporter's device current before. Its size is the one that the exporter
+/// states, because the runtime has no call to query it: compare it with the expected size.
 ///
 /// ```
 /// use shmesh::device::{AscendDevice, AscendMemory, DeviceMemory};
@@ -47,7 +47,7 @@ pub struct AscendMemory {
     device: AscendDevice,
     address: *mut c_void,
     size: u64,
-    /// The vendor's key, once there is one. It is sent only to the broker.
+    /// The vendor's key after the export. It is sent only to the broker.
     key: Option<Vec<u8>>,
     whose: AllocatedBy,
 }
@@ -65,7 +65,7 @@ unsafe impl Send for AscendMemory {}
 unsafe impl Sync for AscendMemory {}
 
 impl fmt::Debug for AscendMemory {
-    /// Without the key: some hold addresses, and none is for logs.
+    /// Without the key, because keys of some products contain addresses and none should be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AscendMemory")
             .field("device", &self.device)
@@ -79,14 +79,14 @@ fn invalid(text: impl Into<String>) -> io::Error {
 }
 
 fn len_of(size: u64) -> io::Result<usize> {
-    usize::try_from(size).map_err(|_| invalid(format!("{size} bytes are more than an address can tell")))
+    usize::try_from(size).map_err(|_| invalid(format!("{size} bytes exceed the address space")))
 }
 
 impl AscendMemory {
-    /// New memory on `device`: `size` bytes, rounded up to 2 MiB, which [`size`](DeviceMemory::size) then tells.
+    /// Allocates `size` bytes on `device`, rounded up to 2 MiB; [`size`](DeviceMemory::size) returns the rounded size.
     ///
     /// # Errors
-    /// A size of 0, or more than is free.
+    /// The size is 0, or more than is free.
     ///
     /// ```
     /// use shmesh::device::{AscendDevice, AscendMemory};
@@ -105,11 +105,11 @@ impl AscendMemory {
         Ok(Self { device: device.clone(), address, size: whole, key: None, whose: AllocatedBy::Ours })
     }
 
-    /// Wraps memory that other code has allocated with the runtime on `device`, from the beginning of one of its pages. That code
-    /// frees it, and not before importers have closed it. The driver looks at it when it is exported.
+    /// Wraps memory that other code has allocated with the runtime on `device`, from the beginning of one of its pages.
+    /// That code frees it, after importers have closed it. The driver checks the address at export.
     ///
     /// # Errors
-    /// A size of 0, or no address.
+    /// The size or the address is 0.
     ///
     /// ```
     /// use shmesh::device::{AscendDevice, AscendMemory};
@@ -125,7 +125,7 @@ impl AscendMemory {
         Ok(Self { device: device.clone(), address, size, key: None, whose: AllocatedBy::Callers })
     }
 
-    /// The device that it is seen from.
+    /// The device whose addresses it has.
     ///
     /// ```
     /// use shmesh::device::{AscendDevice, AscendMemory};
@@ -139,7 +139,7 @@ impl AscendMemory {
         &self.device
     }
 
-    /// Where it is, for operators and libraries of this process. The CPU cannot read there.
+    /// Its device address, for operators and libraries of this process. The CPU cannot read there.
     ///
     /// ```
     /// use shmesh::device::{AscendDevice, AscendMemory};
@@ -155,15 +155,18 @@ impl AscendMemory {
 
     fn at(&self, offset: u64, len: usize) -> io::Result<*mut c_void> {
         if offset.checked_add(len as u64).is_none_or(|end| end > self.size) {
-            return Err(invalid(format!("{len} bytes at offset {offset}, where there are {}", self.size)));
+            return Err(invalid(format!(
+                "{len} bytes at offset {offset} are past the end of {} bytes",
+                self.size
+            )));
         }
         Ok(self.address.wrapping_byte_add(len_of(offset)?))
     }
 
-    /// Copies bytes to the host, and waits until they are there.
+    /// Copies bytes to the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{AscendDevice, AscendMemory};
@@ -186,10 +189,10 @@ impl AscendMemory {
         })
     }
 
-    /// Copies bytes from the host, and waits until they are there.
+    /// Copies bytes from the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{AscendDevice, AscendMemory};
@@ -224,7 +227,7 @@ impl DeviceMemory for AscendMemory {
 
     fn prepare(&mut self, flags: ExportFlags) -> io::Result<()> {
         if self.key.is_some() {
-            return Err(invalid("it is exported or imported already: a key is made once"));
+            return Err(invalid("the memory is exported or imported already, and has only one key"));
         }
         let _entered = self.device.enter()?;
         let mut key = vec![0; KEY_BYTES];
@@ -244,7 +247,7 @@ impl DeviceMemory for AscendMemory {
         let ask = Driver::get()?.aclrtDeviceGetBareTgid()?;
         // SAFETY: there is room for the answer.
         check("aclrtDeviceGetBareTgid", unsafe { ask(&raw mut tgid) })?;
-        // It says that all is well even when it could not ask the device.
+        // The call returns success even if it could not ask the device.
         if tgid <= 0 {
             let text = format!(
                 "aclrtDeviceGetBareTgid: {tgid}, so the device manager did not answer: give the container \
@@ -259,7 +262,7 @@ impl DeviceMemory for AscendMemory {
         if handle.len() != KEY_BYTES {
             return Err(invalid(format!("a vendor's key of {} bytes, not {KEY_BYTES}", handle.len())));
         }
-        // The driver may read one byte more than it should, and finds a zero.
+        // The driver may read one byte beyond the key, which is a zero here.
         let mut key = handle.to_vec();
         key.push(0);
         let device = AscendDevice::current()?;
@@ -274,7 +277,8 @@ impl DeviceMemory for AscendMemory {
     }
 
     fn admit(&self, importer: BareTgid) -> io::Result<()> {
-        let mut key = self.key.clone().ok_or_else(|| invalid("it is not exported"))?;
+        let mut key =
+            self.key.clone().ok_or_else(|| invalid("the memory is not exported; call `export_key` first"))?;
         key.push(0);
         let _entered = self.device.enter()?;
         let mut tgid = importer.0;
@@ -289,8 +293,8 @@ impl Drop for AscendMemory {
         let (Ok(_entered), Ok(driver)) = (self.device.enter(), Driver::get()) else { return };
         if let (Some(mut key), Ok(close)) = (self.key.take(), driver.aclrtIpcMemClose()) {
             key.push(0);
-            // SAFETY: the key has all its bytes and a zero after them. For an importer it unmaps, for the exporter it ends
-            // the key, before the memory goes.
+            // SAFETY: the key has all its bytes and a zero after them. For an importer the call unmaps; for the
+            // exporter it ends the key, before the memory is freed.
             unsafe { close(key.as_ptr().cast()) };
         }
         if self.whose == AllocatedBy::Ours

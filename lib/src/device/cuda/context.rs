@@ -1,4 +1,4 @@
-//! A device's primary context: made when it is first needed, and a thread's for a while.
+//! A device's primary context: created at its first use, and current in a thread as long as needed.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::driver::{Driver, check};
 
-/// The context that frameworks use as well. It takes hundreds of megabytes of its device, so it is retained when it is first
-/// needed, and released with the last of whatever needs it.
+/// The primary context, which frameworks use as well. It takes hundreds of megabytes of its device, so it is retained
+/// at its first use, and released when it is no longer needed.
 #[derive(Debug)]
 pub(super) struct Context {
     ordinal: c_int,
     retained: Mutex<Option<usize>>,
 }
 
-/// While it lives, this thread has the context.
+/// Makes the context current in this thread until it is dropped.
 #[derive(Debug)]
 pub(super) struct CurrentContext {
     before: usize,
@@ -28,14 +28,14 @@ impl Context {
         Self { ordinal, retained: Mutex::new(None) }
     }
 
-    /// Gives it to this thread, and what that had before back in the end.
+    /// Makes the context current in this thread; dropping the returned guard restores the previous one.
     pub(super) fn enter(self: &Arc<Self>) -> io::Result<CurrentContext> {
         let driver = Driver::get()?;
         let mut before = 0;
         // SAFETY: there is room for the address.
         check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
         let context = self.retain(driver)?;
-        // SAFETY: the context is retained as long as what is returned lives.
+        // SAFETY: the context is retained as long as the returned guard lives.
         check("cuCtxSetCurrent", unsafe { driver.cuCtxSetCurrent()?(context) })?;
         Ok(CurrentContext { before, _context: Arc::clone(self) })
     }
@@ -60,7 +60,7 @@ impl Drop for Context {
         if retained.is_some()
             && let Ok(release) = Driver::get().and_then(Driver::cuDevicePrimaryCtxRelease_v2)
         {
-            // SAFETY: it was retained here once, and is released once. Nothing here uses it any more.
+            // SAFETY: it was retained here once, is released once, and is not used here any more.
             unsafe { release(self.ordinal) };
         }
     }

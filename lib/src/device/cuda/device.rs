@@ -1,4 +1,4 @@
-//! A GPU, or a MIG partition, by its UUID: ordinals differ from container to container.
+//! A GPU, or a MIG partition, identified by its UUID, because ordinals differ from container to container.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -11,8 +11,8 @@ use super::context::{Context, CurrentContext};
 use super::driver::{Driver, check};
 use super::sys;
 
-/// Which device it is, wherever it is seen from. It prints as the vendor's tools print that of a GPU; a MIG partition's, too,
-/// which those begin with `MIG-`.
+/// The UUID of a device, the same in every process. It is printed as the vendor's tools print that of a GPU; that of a
+/// MIG partition, too, although they begin it with `MIG-`.
 ///
 /// ```
 /// use shmesh::device::DeviceUuid;
@@ -39,10 +39,10 @@ impl fmt::Display for DeviceUuid {
 impl std::str::FromStr for DeviceUuid {
     type Err = io::Error;
 
-    /// As the vendor's tools print it: `GPU-` or `MIG-` and 32 hexadecimal digits in groups.
+    /// Parses the format of the vendor's tools: `GPU-` or `MIG-` and 32 hexadecimal digits in groups.
     fn from_str(text: &str) -> io::Result<Self> {
         let wrong = || {
-            let text = format!("{text:?} is no UUID of a device: write it as `nvidia-smi -L` does");
+            let text = format!("{text:?} is not a UUID of a device: write it as `nvidia-smi -L` does");
             io::Error::new(io::ErrorKind::InvalidInput, text)
         };
         let digits = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).ok_or_else(wrong)?;
@@ -59,9 +59,9 @@ impl std::str::FromStr for DeviceUuid {
     }
 }
 
-/// A GPU, or a MIG partition, that this process sees. To know it costs nothing; its first use, by this value, its clones or
-/// what is made with them, makes the device's primary context, which goes with the last of these unless other code in the
-/// process uses it.
+/// A GPU, or a MIG partition, that this process sees. Looking it up costs nothing. Its first use, by this value, its
+/// clones or objects created with them, creates the device's primary context, which is released with the last of these
+/// unless other code in the process uses it.
 ///
 /// ```
 /// use shmesh::device::CudaDevice;
@@ -86,7 +86,7 @@ impl PartialEq for CudaDevice {
 }
 
 impl CudaDevice {
-    /// All that this process sees.
+    /// All devices that this process sees.
     ///
     /// # Errors
     /// There is no driver, or no device.
@@ -98,10 +98,10 @@ impl CudaDevice {
         (0..count).map(|ordinal| Self::at(driver, ordinal)).collect()
     }
 
-    /// The one that is known by this UUID.
+    /// The device with this UUID.
     ///
     /// # Errors
-    /// As [`all`](Self::all), or this process does not see it.
+    /// As [`all`](Self::all), or this process does not see the device.
     pub fn by_uuid(uuid: &DeviceUuid) -> io::Result<Self> {
         let all = Self::all()?;
         let seen: Vec<_> = all.iter().map(|device| device.uuid.to_string()).collect();
@@ -122,12 +122,12 @@ impl CudaDevice {
         Ok(Self { ordinal, uuid: DeviceUuid(uuid), context: Arc::new(Context::of(ordinal)) })
     }
 
-    /// The one that a device pointer belongs to.
+    /// The device of a device pointer.
     pub(super) fn of_ordinal(ordinal: c_int) -> io::Result<Self> {
         Self::at(Driver::get()?, ordinal)
     }
 
-    /// Its number in this process alone.
+    /// Its ordinal in this process only.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -140,7 +140,7 @@ impl CudaDevice {
         self.ordinal
     }
 
-    /// Which device it is. A MIG partition has one of its own.
+    /// The UUID of the device. A MIG partition has one of its own.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -154,10 +154,10 @@ impl CudaDevice {
         self.uuid
     }
 
-    /// What the vendor calls it.
+    /// The name of the product.
     ///
     /// # Errors
-    /// The driver does not say.
+    /// The driver refuses the query.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -187,7 +187,7 @@ impl CudaDevice {
         Ok(version)
     }
 
-    /// Functions that the driver is too old for.
+    /// Functions that the driver lacks because it is too old.
     ///
     /// # Errors
     /// There is no driver.
@@ -195,10 +195,10 @@ impl CudaDevice {
         Ok(Driver::get()?.missing())
     }
 
-    /// One of `CUdevice_attribute`, by its number.
+    /// The value of a `CUdevice_attribute`, by its number.
     ///
     /// # Errors
-    /// The driver does not know it.
+    /// The driver does not know the attribute.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -215,7 +215,7 @@ impl CudaDevice {
         Ok(value)
     }
 
-    /// Bytes that memory is rounded up to, and aligned to.
+    /// Granularity of the device's memory: sizes and addresses are multiples of it.
     ///
     /// # Errors
     /// The driver cannot share memory by descriptors.
@@ -241,10 +241,10 @@ impl CudaDevice {
         Ok(granularity as u64)
     }
 
-    /// Free bytes and all bytes.
+    /// Free bytes and total bytes.
     ///
     /// # Errors
-    /// The driver does not say.
+    /// The driver refuses the query.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -263,10 +263,10 @@ impl CudaDevice {
         Ok((free as u64, all as u64))
     }
 
-    /// Waits until the device has done all work of this process.
+    /// Waits until the device has completed all work of this process.
     ///
     /// # Errors
-    /// Some of that work has failed.
+    /// Some of that work failed.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -281,7 +281,7 @@ impl CudaDevice {
         check("cuCtxSynchronize", unsafe { Driver::get()?.cuCtxSynchronize()?() })
     }
 
-    /// Memory of this device, pinned, that can be exported as a descriptor.
+    /// Properties of memory of this device, pinned, that can be exported as a descriptor.
     pub(super) fn properties(&self) -> sys::CUmemAllocationProp {
         sys::CUmemAllocationProp {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -301,7 +301,7 @@ impl CudaDevice {
         sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Gives this thread the device's context, and what it had before back in the end.
+    /// Makes the device's context current in this thread; dropping the returned guard restores the previous one.
     pub(super) fn enter(&self) -> io::Result<CurrentContext> {
         self.context.enter()
     }

@@ -1,7 +1,8 @@
-//! The calls of `libcuda.so`, and what their numbers mean.
+//! The calls of `libcuda.so`, and the meaning of their results.
 //!
-//! `cudarc` has the types and constants. Its own table of calls panics where the library or one of its symbols is missing,
-//! takes no path, and its results are a Rust enumeration, which a newer driver may leave; so the table is ours.
+//! `cudarc` has the types and constants. Its own table of calls panics if the library or one of its symbols is missing,
+//! does not take a path, and represents results as a Rust enumeration, which a newer driver may exceed; so this module
+//! has a table of its own.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::io;
@@ -10,11 +11,11 @@ use std::sync::OnceLock;
 use super::sys;
 use crate::device::library::{Library, functions};
 
-/// Names another library than the system's, such as one that is not on the search path.
+/// The variable with the path of a library to use instead of the system's, such as one that is not on the search path.
 const VARIABLE: &str = "SHMESH_CUDA_LIBRARY";
 
 functions! {
-    /// The driver API as far as memory between processes needs it.
+    /// The calls of the driver API that sharing memory between processes needs.
     pub(super) struct Driver {
         cuInit(c_uint) since "CUDA 2.0";
         cuDriverGetVersion(*mut c_int) since "CUDA 2.2";
@@ -60,7 +61,7 @@ functions! {
     }
 }
 
-/// 64 bytes that go by value.
+/// A handle of 64 bytes that is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IpcHandle(pub(super) [u8; 64]);
@@ -68,23 +69,23 @@ pub(super) struct IpcHandle(pub(super) [u8; 64]);
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
 impl Driver {
-    /// The driver, started. Loaded once; tried again where it was not there.
+    /// The started driver. Loaded once; loading is retried if it failed.
     pub(super) fn get() -> io::Result<&'static Self> {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        // Toolkits carry a stub by the first name that links and then fails, so the driver's own comes first.
+        // Toolkits contain a stub with the first name that links and then fails, so the driver's own name comes first.
         let candidates = ["libcuda.so.1", "libcuda.so"].map(str::to_owned);
         let driver = Self::of(Library::open("CUDA driver", VARIABLE, &candidates)?);
         let start = driver.cuInit()?;
         #[expect(unsafe_code, reason = "a C call")]
-        // SAFETY: it takes a number, which must be 0.
+        // SAFETY: the call takes a number, which must be 0.
         check("cuInit", unsafe { start(0) })?;
         Ok(DRIVER.get_or_init(|| driver))
     }
 }
 
-/// What a call has returned, as an error that says which call it was and what may be wrong.
+/// Converts the result of a call to an error with the name of the call and the probable causes.
 pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
     use io::ErrorKind as Kind;
     let (kind, name, hint) = match code {
@@ -92,19 +93,23 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         1 => (
             Kind::InvalidInput,
             "CUDA_ERROR_INVALID_VALUE",
-            "an address, size or descriptor is not one of this driver's",
+            "an address, size or descriptor is not valid for this driver",
         ),
-        2 => (Kind::OutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "the device is full: free some, or take less"),
+        2 => (
+            Kind::OutOfMemory,
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "the device has not enough free memory: free some, or allocate less",
+        ),
         3 => (
             Kind::Other,
             "CUDA_ERROR_NOT_INITIALIZED",
-            "the driver was not started in this process; after a fork it cannot be",
+            "the driver was not initialized in this process; in a forked child it cannot be, so start a new process",
         ),
-        4 => (Kind::Other, "CUDA_ERROR_DEINITIALIZED", "the process is about to end"),
+        4 => (Kind::Other, "CUDA_ERROR_DEINITIALIZED", "the process is exiting"),
         34 => (
             Kind::NotFound,
             "CUDA_ERROR_STUB_LIBRARY",
-            "this is a toolkit's stub and no driver: take it off the search path",
+            "this is a toolkit's stub, not a driver: remove it from the search path",
         ),
         46 => (
             Kind::ResourceBusy,
@@ -114,7 +119,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         100 => (
             Kind::NotFound,
             "CUDA_ERROR_NO_DEVICE",
-            "the driver is here and no device is: give the container one",
+            "the driver is installed, but it has no device: give the container one",
         ),
         101 => (
             Kind::NotFound,
@@ -124,7 +129,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         201 => (
             Kind::Other,
             "CUDA_ERROR_INVALID_CONTEXT",
-            "no context on this thread, or a handle of a process with the same number as this one",
+            "this thread has no context, or the handle is from a process with the same process id as this one",
         ),
         205 => (
             Kind::Other,
@@ -134,29 +139,33 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         304 => (
             Kind::Other,
             "CUDA_ERROR_OPERATING_SYSTEM",
-            "the kernel refused: look whether /dev/nvidia* may be opened here",
+            "the kernel refused: check that this user may open /dev/nvidia*",
         ),
         400 => (
             Kind::InvalidInput,
             "CUDA_ERROR_INVALID_HANDLE",
-            "it is no handle of this process, or it has ended",
+            "the handle does not belong to this process, or was released",
         ),
         709 => (
             Kind::Other,
             "CUDA_ERROR_CONTEXT_IS_DESTROYED",
-            "other code in this process has reset the device, or ended the context of this thread",
+            "other code in this process has reset the device, or destroyed the context of this thread",
         ),
         700 => (
             Kind::Other,
             "CUDA_ERROR_ILLEGAL_ADDRESS",
-            "the device touched memory that is not mapped: this context is lost",
+            "the device accessed memory that is not mapped: this context is lost; restart the process",
         ),
         800 => (
             Kind::PermissionDenied,
             "CUDA_ERROR_NOT_PERMITTED",
-            "memory does not leave a MIG partition: give both processes the same one",
+            "memory cannot be shared between MIG partitions: give both processes the same one",
         ),
-        801 => (Kind::Unsupported, "CUDA_ERROR_NOT_SUPPORTED", "this device or driver cannot do that"),
+        801 => (
+            Kind::Unsupported,
+            "CUDA_ERROR_NOT_SUPPORTED",
+            "this device or driver does not support the operation",
+        ),
         802 => (
             Kind::Other,
             "CUDA_ERROR_SYSTEM_NOT_READY",
@@ -170,7 +179,7 @@ pub(super) fn check(call: &str, code: c_int) -> io::Result<()> {
         999 => (
             Kind::Other,
             "CUDA_ERROR_UNKNOWN",
-            "at the start mostly a missing device file: look whether the container has /dev/nvidia-uvm",
+            "at the start usually a missing device file: check that the container has /dev/nvidia-uvm",
         ),
         _ => (Kind::Other, "a CUDA error", "look it up in cuda.h"),
     };
@@ -185,7 +194,7 @@ mod tests {
 
     #[test]
     fn error_names_match_the_vendor() {
-        // A Rust enumeration may only be made of numbers that it has.
+        // A Rust enumeration may only be created from numbers that it has.
         let known = [
             CUresult::CUDA_ERROR_INVALID_VALUE,
             CUresult::CUDA_ERROR_OUT_OF_MEMORY,

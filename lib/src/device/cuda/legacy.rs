@@ -1,4 +1,4 @@
-//! Memory that 64 bytes name: CUDA's old handles. Opt-in, because every process that has seen one can use it.
+//! Memory shared by CUDA's legacy handles of 64 bytes. Opt-in, because every process that has seen a handle can use it.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -12,19 +12,20 @@ use super::driver::{Driver, IpcHandle, check};
 use super::view::{CudaMapping, LEGACY_CAPABLE, attribute, invalid, len_of, range_of};
 use crate::device::DeviceMemory;
 
-/// What the driver cuts small allocations out of: a handle opens all of it.
+/// Size of the blocks from which the driver serves small allocations; a handle opens a whole block.
 const BLOCK: u64 = 2 << 20;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, and mandatory.
 pub(super) const LAZY: u32 = 1;
-/// The vendor's handle, the device's UUID, and the exporter's process id as it sees itself.
+/// Bytes of a handle: the vendor's handle, the device's UUID, and the exporter's process id in its own namespace.
 const HANDLE_BYTES: usize = 64 + 16 + 4;
 
 /// Memory of `cuMemAlloc` that processes share by a handle.
 ///
 /// For programs that cannot allocate with [`CudaMemory`](super::CudaMemory). The operator has to permit it
-/// (`--allow-cuda-legacy`), because a handle that was disclosed cannot be revoked. Refused are pointers inside an
-/// allocation, allocations that are no multiple of 2 MiB, because their neighbours would be shared with them, and importers
-/// whose process id is the same number as the exporter's, each in its own pid namespace: the driver takes the two for one.
+/// (`--allow-cuda-legacy`), because a handle cannot be revoked once it was disclosed. Refused are pointers inside an
+/// allocation; allocations that are not a multiple of 2 MiB, because their neighbours would be shared with them; and
+/// importers with the same process id as the exporter, each in its own pid namespace, because the driver takes them for
+/// one process.
 ///
 /// ```
 /// use shmesh::device::{CudaDevice, CudaLegacyMemory, DeviceMemory};
@@ -48,10 +49,10 @@ enum AllocatedBy {
 }
 
 impl CudaLegacyMemory {
-    /// New memory on `device`: `size` bytes, rounded up to 2 MiB.
+    /// Allocates `size` bytes on `device`, rounded up to 2 MiB.
     ///
     /// # Errors
-    /// A size of 0, or more than is free.
+    /// The size is 0, or more than is free.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
@@ -69,18 +70,18 @@ impl CudaLegacyMemory {
         check("cuMemAlloc_v2", unsafe { allocate(&raw mut address, len_of(whole)?) })?;
         drop(entered);
         let view = CudaMapping { device: device.clone(), address, size: whole };
-        // Dropping it frees the memory, should the rest fail.
+        // If the rest fails, dropping this frees the memory.
         let mut memory = Self { view, handle: Vec::new(), whose: AllocatedBy::Ours };
         memory.handle = handle_of(&memory.view)?;
         Ok(memory)
     }
 
-    /// Wraps a whole allocation of other code. That code frees it, and not before importers have
-    /// closed it: the driver does not document what happens otherwise.
+    /// Wraps a whole allocation of other code. That code frees it, after importers have closed it: the driver does not
+    /// document what happens otherwise.
     ///
     /// # Errors
-    /// It is no device memory, the pointer lies inside it, the size is not the allocation's, its neighbours would be shared
-    /// with it, or it was not allocated by `cuMemAlloc`.
+    /// The address is not device memory or is inside an allocation, the size is not the allocation's, its neighbours
+    /// would be shared with it, or it was not allocated by `cuMemAlloc`.
     pub fn of(address: u64, size: u64) -> io::Result<Self> {
         let view = CudaMapping::of(address, size)?;
         if size != view.size || !size.is_multiple_of(BLOCK) || !address.is_multiple_of(BLOCK) {
@@ -99,7 +100,7 @@ impl CudaLegacyMemory {
         Ok(Self { view, handle, whose: AllocatedBy::Callers })
     }
 
-    /// The device that it is on.
+    /// The device of the memory.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
@@ -113,7 +114,7 @@ impl CudaLegacyMemory {
         &self.view.device
     }
 
-    /// Where it is, for kernels and libraries of this process. The CPU cannot read there.
+    /// Its device address, for kernels and libraries of this process. The CPU cannot read there.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
@@ -127,10 +128,10 @@ impl CudaLegacyMemory {
         self.view.address
     }
 
-    /// Copies bytes to the host, and waits until they are there.
+    /// Copies bytes to the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
@@ -143,10 +144,10 @@ impl CudaLegacyMemory {
         self.view.read_at(offset, bytes)
     }
 
-    /// Copies bytes from the host, and waits until they are there.
+    /// Copies bytes from the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaLegacyMemory};
@@ -189,7 +190,7 @@ impl DeviceMemory for CudaLegacyMemory {
 
     fn import(size: u64, _fd: Option<OwnedFd>, handle: &[u8]) -> io::Result<Self> {
         let whole: &[u8; HANDLE_BYTES] =
-            handle.try_into().map_err(|_| invalid("it is no handle of this library"))?;
+            handle.try_into().map_err(|_| invalid("the handle was not made by this library"))?;
         let (vendor, rest) = whole.split_first_chunk::<64>().ok_or_else(|| invalid("no handle"))?;
         let (uuid, number) = rest.split_first_chunk::<16>().ok_or_else(|| invalid("no UUID"))?;
         let me = std::process::id();
@@ -212,10 +213,10 @@ impl DeviceMemory for CudaLegacyMemory {
             handle: Vec::new(),
             whose: AllocatedBy::Imported,
         };
-        // What the exporter says is one thing, and what the driver has opened another.
+        // The size that the exporter states may differ from the one that the driver has opened.
         let (base, whole) = range_of(&memory.view.device, address)?;
         if base != address || whole < size {
-            return Err(invalid(format!("{size} bytes were exported, and the handle opens {whole}")));
+            return Err(invalid(format!("the exporter states {size} bytes, but the handle opens {whole}")));
         }
         Ok(memory)
     }

@@ -1,4 +1,4 @@
-//! Pools of the host that a GPU reaches by itself.
+//! Page-locked pools in host memory, which a GPU accesses directly.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -13,11 +13,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::Link;
 use crate::segment::Memory;
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of the process.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: valid for all contexts of the process.
 pub(super) const FOR_ALL: u32 = 1;
 
-/// A pool of a link, in shared memory, that the driver has locked: copies between it and a GPU go by DMA, at once and without
-/// the CPU, and `cuMemcpyAsync` is as good as its name. Until this is dropped; and not before the copies are done.
+/// A pool of a link, in shared memory, that the driver has page-locked: copies between it and a GPU use DMA, without
+/// the CPU, and `cuMemcpyAsync` is really asynchronous. It is unlocked when this is dropped, which must not happen
+/// before the copies are complete.
 ///
 /// Each process locks its own mapping. The other side's messages in the pool are locked with it.
 ///
@@ -41,7 +42,7 @@ pub struct PageLocked {
     device: CudaDevice,
     start: *mut c_void,
     bytes: usize,
-    /// What is locked stays mapped.
+    /// Keeps the locked memory mapped.
     _memory: Arc<Memory>,
 }
 
@@ -54,8 +55,8 @@ impl PageLocked {
     /// Locks all buffers of a pool.
     ///
     /// # Errors
-    /// [`NoPool`](ErrorKind::NoPool); [`OnDevice`](ErrorKind::OnDevice) when the pool is in device memory;
-    /// [`System`](ErrorKind::System) when the driver refuses, as for a pool that this process has locked already.
+    /// [`NoPool`](ErrorKind::NoPool); [`OnDevice`](ErrorKind::OnDevice) if the pool is in device memory;
+    /// [`System`](ErrorKind::System) if the driver refuses, as for a pool that this process has locked already.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -85,14 +86,14 @@ impl PageLocked {
         let lock = || -> io::Result<()> {
             let _entered = device.enter()?;
             let register = Driver::get()?.cuMemHostRegister_v2()?;
-            // SAFETY: so many bytes are mapped there, and stay so: `memory` is kept.
+            // SAFETY: this many bytes are mapped there, and stay mapped, because `memory` is kept.
             check("cuMemHostRegister_v2", unsafe { register(start, bytes, FOR_ALL) })
         };
         lock().map_err(|error| Error::system(&name, format!("lock pool {pool} for a GPU"), error))?;
         Ok(Self { device: device.clone(), start, bytes, _memory: memory })
     }
 
-    /// Bytes that are locked.
+    /// Number of locked bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -1,4 +1,4 @@
-//! Memory that a descriptor names: the driver's virtual memory management.
+//! Memory shared by descriptors, by the driver's virtual memory management.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -20,10 +20,10 @@ pub(super) const POSIX_FD: u32 = 1;
 
 /// Memory of a GPU that processes share by a descriptor.
 ///
-/// The descriptor is the permission: a process that has it can map the memory, for reading and writing, and this cannot be
-/// revoked. The memory lives until its last mapping and its last descriptor are gone, in any process. Work of the
-/// device that uses the memory must have ended when it is dropped; what [`copy_from`](Self::copy_from) and
-/// [`fill`](Self::fill) gave to the device is waited for.
+/// The descriptor is the permission: a process that has it can map the memory, for reading and writing, and this cannot
+/// be revoked. The memory lives until its last mapping and its last descriptor are closed, in any process. Work of the
+/// device that uses the memory must have completed when it is dropped; dropping waits for
+/// [`copy_from`](Self::copy_from) and [`fill`](Self::fill).
 ///
 /// ```
 /// use shmesh::device::{CudaDevice, CudaMemory, DeviceMemory};
@@ -39,13 +39,13 @@ pub(super) const POSIX_FD: u32 = 1;
 #[derive(Debug)]
 pub struct CudaMemory {
     view: CudaMapping,
-    /// The exporter's; an importer closes it as soon as it has its own handle.
+    /// The exporter's descriptor; an importer closes its own as soon as it has a handle.
     fd: Option<OwnedFd>,
-    /// Whether the addresses are ours to give back.
+    /// Whether this process has mapped the addresses, and so unmaps them.
     is_mapped_here: bool,
 }
 
-/// A generic allocation handle, released in the end.
+/// An allocation handle of the driver, released on drop.
 struct AllocationHandle(u64);
 
 impl Drop for AllocationHandle {
@@ -57,7 +57,7 @@ impl Drop for AllocationHandle {
     }
 }
 
-/// Reserved addresses, freed on drop unless they are taken over.
+/// Reserved addresses, freed on drop unless they were taken over.
 struct Addresses {
     start: u64,
     len: usize,
@@ -81,11 +81,11 @@ impl Drop for Addresses {
 }
 
 impl CudaMemory {
-    /// New memory on `device`: `size` bytes, rounded up to the device's granularity, which [`size`](DeviceMemory::size) then
-    /// tells. What is in it is not said.
+    /// Allocates `size` bytes on `device`, rounded up to the device's granularity; [`size`](DeviceMemory::size) returns
+    /// the rounded size. The content is undefined.
     ///
     /// # Errors
-    /// A size of 0; more than is free; a device that does not share memory by descriptors, or a driver that is too old.
+    /// The size is 0, or more than is free; the device cannot share memory by descriptors, or the driver is too old.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -100,7 +100,7 @@ impl CudaMemory {
         let driver = Driver::get()?;
         let granularity = device.granularity()?;
         let whole = size.checked_next_multiple_of(granularity);
-        let whole = whole.ok_or_else(|| invalid(format!("{size} bytes are more than any device has")))?;
+        let whole = whole.ok_or_else(|| invalid(format!("{size} bytes exceed the memory of any device")))?;
         let _entered = device.enter()?;
         let properties = device.properties();
         let mut handle = 0;
@@ -109,17 +109,19 @@ impl CudaMemory {
         check("cuMemCreate", unsafe { create(&raw mut handle, len_of(whole)?, &raw const properties, 0) })?;
         let handle = AllocationHandle(handle);
         let fd = export(&handle)?;
-        // The mapping and the descriptor keep the memory; the handle has done its part.
+        // The mapping and the descriptor keep the memory; the handle is no longer needed.
         let view = map(device.clone(), &handle, whole)?;
         Ok(Self { view, fd: Some(fd), is_mapped_here: true })
     }
 
-    /// Wraps memory that other code has allocated, at its beginning: a mapping of the driver's virtual memory management that was
-    /// made for descriptors, as frameworks with expandable segments make them. All of it is shared, so `size` must be all of
-    /// it. The code that allocated it frees it, and not before importers have closed it.
+    /// Wraps memory that other code has allocated, from its beginning: a mapping of the driver's virtual memory
+    /// management that was created for descriptors, as frameworks with expandable segments do. `size` must be that of
+    /// the whole allocation, because all of it is shared. The code that allocated it frees it, after importers have
+    /// closed it.
     ///
     /// # Errors
-    /// It is no device memory, the pointer lies inside it, the size is not the allocation's, or it cannot be shared.
+    /// The address is not device memory or is inside an allocation, the size is not the allocation's, or it cannot be
+    /// shared.
     pub fn of(address: u64, size: u64) -> io::Result<Self> {
         let view = CudaMapping::of(address, size)?;
         let granularity = view.device.granularity()?;
@@ -145,7 +147,7 @@ impl CudaMemory {
         Ok(Self { view, fd: Some(fd), is_mapped_here: false })
     }
 
-    /// The device that it is on.
+    /// The device of the memory.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -159,7 +161,7 @@ impl CudaMemory {
         &self.view.device
     }
 
-    /// Where it is, for kernels and libraries of this process. The CPU cannot read there.
+    /// Its device address, for kernels and libraries of this process. The CPU cannot read there.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -173,10 +175,10 @@ impl CudaMemory {
         self.view.address
     }
 
-    /// Copies bytes to the host, and waits until they are there.
+    /// Copies bytes to the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -193,10 +195,10 @@ impl CudaMemory {
         self.view.read_at(offset, bytes)
     }
 
-    /// Copies bytes from the host, and waits until they are there.
+    /// Copies bytes from the host, and waits for the copy.
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -209,11 +211,11 @@ impl CudaMemory {
         self.view.write_at(offset, bytes)
     }
 
-    /// Copies `len` bytes that are on a device already, in the order of the default stream, and does not wait for them: see
+    /// Copies `len` bytes from a device address, in the order of the default stream, without waiting: see
     /// [`synchronize`](CudaDevice::synchronize).
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -227,10 +229,10 @@ impl CudaMemory {
         self.view.copy_from(offset, address, len)
     }
 
-    /// Writes one 32-bit word many times, without waiting for the end, as [`copy_from`](Self::copy_from).
+    /// Fills memory with a 32-bit word, without waiting, as [`copy_from`](Self::copy_from).
     ///
     /// # Errors
-    /// They lie past the end, or the driver refuses.
+    /// They are past the end, or the driver refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -243,10 +245,10 @@ impl CudaMemory {
         self.view.fill(offset, word, words)
     }
 
-    /// A word of it by which GPU work of two processes waits for each other.
+    /// A word of the memory by which GPU work of two processes is ordered.
     ///
     /// # Errors
-    /// The offset is no multiple of 8, or past the end.
+    /// The offset is not a multiple of 8, or past the end.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory};
@@ -260,7 +262,7 @@ impl CudaMemory {
     }
 }
 
-/// A descriptor of the memory behind a handle.
+/// Exports the memory of a handle as a descriptor.
 fn export(handle: &AllocationHandle) -> io::Result<OwnedFd> {
     let mut fd: c_int = -1;
     let call = Driver::get()?.cuMemExportToShareableHandle()?;
@@ -272,12 +274,12 @@ fn export(handle: &AllocationHandle) -> io::Result<OwnedFd> {
     })?;
     // SAFETY: the driver has just created it, and it has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // A child process that inherited it would keep the memory.
+    // A child process that inherits it would keep the memory.
     shmesh_sys::file::set_close_on_exec(&fd)?;
     Ok(fd)
 }
 
-/// Maps the memory behind a handle, for this process to read and write.
+/// Maps the memory of a handle for reading and writing in this process.
 fn map(device: CudaDevice, handle: &AllocationHandle, size: u64) -> io::Result<CudaMapping> {
     let driver = Driver::get()?;
     let (len, alignment) = (len_of(size)?, len_of(device.granularity()?)?);
@@ -324,12 +326,15 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn import(size: u64, fd: Option<OwnedFd>, handle: &[u8]) -> io::Result<Self> {
-        let uuid = handle.try_into().map_err(|_| invalid("the exporter did not say which device it is"))?;
-        let fd = fd.ok_or_else(|| invalid("no descriptor came with it"))?;
+        let uuid =
+            handle.try_into().map_err(|_| invalid("the exporter did not send the UUID of its device"))?;
+        let fd = fd.ok_or_else(|| invalid("the key was delivered without a descriptor"))?;
         let device = CudaDevice::by_uuid(&DeviceUuid(uuid))?;
         let granularity = device.granularity()?;
         if size == 0 || !size.is_multiple_of(granularity) {
-            return Err(invalid(format!("{size} bytes are no multiple of the granularity, {granularity}")));
+            return Err(invalid(format!(
+                "{size} bytes are not a multiple of the device's granularity, {granularity}"
+            )));
         }
         let _entered = device.enter()?;
         let import = Driver::get()?.cuMemImportFromShareableHandle()?;
@@ -339,7 +344,7 @@ impl DeviceMemory for CudaMemory {
         // SAFETY: there is room for the handle; the descriptor goes in the place of a pointer, and is open.
         check("cuMemImportFromShareableHandle", unsafe { import(&raw mut imported, descriptor, POSIX_FD) })?;
         let imported = AllocationHandle(imported);
-        // The handle has the memory now; the descriptor would keep it alive longer than needed.
+        // The handle keeps the memory; the descriptor would keep it longer than needed.
         drop(fd);
         let view = map(device, &imported, size)?;
         Ok(Self { view, fd: None, is_mapped_here: true })
@@ -352,8 +357,8 @@ impl Drop for CudaMemory {
             && let Ok(len) = usize::try_from(self.view.size)
         {
             let _entered = self.view.device.enter();
-            // The driver unmaps at once, and what the device touches then ends the context. Copies and fills of this library
-            // may still be under way, and others may copy from here.
+            // The driver unmaps immediately, and later accesses of the device would destroy the context. Copies and
+            // fills of this library may still be in progress, and others may copy from here.
             let _ = settle();
             drop(Addresses { start: self.view.address, len, is_mapped: true });
         }

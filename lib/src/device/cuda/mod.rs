@@ -1,15 +1,15 @@
-//! Memory of NVIDIA GPUs, by the driver API, which is loaded when it is first needed.
+//! Memory of NVIDIA GPUs, by the driver API, which is loaded at its first use.
 //!
 //! | file | concept |
 //! |---|---|
-//! | `driver.rs` | the calls of `libcuda.so`, and what their numbers mean |
-//! | `context.rs` | a device's primary context, while it is needed |
+//! | `driver.rs` | the calls of `libcuda.so`, and the meaning of their results |
+//! | `context.rs` | a device's primary context |
 //! | `device.rs` | [`CudaDevice`]: a GPU or a MIG partition, by its UUID |
 //! | `memory.rs` | [`CudaMemory`]: shared as a descriptor, which is the permission to map it |
-//! | `legacy.rs` | [`CudaLegacyMemory`]: 64 bytes name it; opt-in |
+//! | `legacy.rs` | [`CudaLegacyMemory`]: shared by handles of 64 bytes; opt-in |
 //! | `locked.rs` | [`PageLocked`]: a pool of the host, for DMA |
-//! | `view.rs` | copies to and from the host, the same for both |
-//! | `timeline.rs` | [`CudaTimeline`]: a word by which GPU work of two processes waits for each other |
+//! | `view.rs` | copies to and from the host, for both |
+//! | `timeline.rs` | [`CudaTimeline`]: a word by which GPU work of two processes is ordered |
 
 mod context;
 mod device;
@@ -26,7 +26,7 @@ pub use locked::PageLocked;
 pub use memory::CudaMemory;
 pub use timeline::{CudaStream, CudaTimeline};
 
-/// Numbers of the driver's interface, as `cudarc` has them from the vendor's header.
+/// Constants and types of the driver's interface, from `cudarc`.
 mod sys {
     pub(super) use cudarc::driver::sys::{
         CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,

@@ -1,4 +1,4 @@
-//! Order between the GPU work of two processes: a word in the memory that they share.
+//! Ordering GPU work of two processes by a word in shared memory.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -8,13 +8,13 @@ use super::device::CudaDevice;
 use super::driver::{Driver, check};
 use super::view::{CudaMapping, invalid};
 
-/// `CU_STREAM_WAIT_VALUE_GEQ`, and no flag of writing: what was given to the stream before is visible first.
+/// `CU_STREAM_WAIT_VALUE_GEQ`, and no flag for writing: earlier work of the stream is visible first.
 pub(super) const AT_LEAST: u32 = 0;
 
 /// `CU_STREAM_NON_BLOCKING`.
 pub(super) const WAITS_FOR_NONE: u32 = 1;
 
-/// A stream of GPU work: one of this library's, or one that a framework has, by its address.
+/// A stream of GPU work: created by this library, or by a framework.
 ///
 /// ```
 /// use shmesh::device::{CudaDevice, CudaStream};
@@ -32,7 +32,7 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// A new one, that waits for no other.
+    /// Creates a stream that waits for no other stream.
     ///
     /// # Errors
     /// The driver refuses.
@@ -53,7 +53,7 @@ impl CudaStream {
         Ok(Self { device: device.clone(), stream, is_ours: true })
     }
 
-    /// A framework's, such as `torch.cuda.current_stream().cuda_stream`; 0 is the default stream.
+    /// Uses a stream of a framework, such as `torch.cuda.current_stream().cuda_stream`; 0 is the default stream.
     ///
     /// # Safety
     /// It is a stream of this process's primary context of `device`, and is not destroyed while this value lives.
@@ -72,10 +72,10 @@ impl CudaStream {
         Self { device: device.clone(), stream, is_ours: false }
     }
 
-    /// Waits until everything that was given to it is done.
+    /// Waits until all work of the stream is complete.
     ///
     /// # Errors
-    /// Some of it has failed.
+    /// Some of the work failed.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaStream};
@@ -98,14 +98,14 @@ impl Drop for CudaStream {
             && let (Ok(_entered), Ok(destroy)) =
                 (self.device.enter(), Driver::get().and_then(Driver::cuStreamDestroy_v2))
         {
-            // SAFETY: it was made here, and it is destroyed once. What it still has to do it does first.
+            // SAFETY: it was created here, and is destroyed once. Its pending work is completed first.
             unsafe { destroy(self.stream) };
         }
     }
 }
 
-/// A 64-bit word in shared device memory that only grows: the producer's stream writes it behind its work, the consumer's
-/// stream waits for it before its own. No event handle, no shared `/dev/shm`, and no CPU waits.
+/// A 64-bit word in shared device memory that only grows: the producer's stream writes it after its work, and the
+/// consumer's stream waits for it before its own. It needs no event handle and no shared `/dev/shm`, and no CPU waits.
 ///
 /// ```
 /// use shmesh::device::{CudaDevice, CudaMemory, CudaStream};
@@ -134,27 +134,28 @@ pub struct CudaTimeline<'a> {
 impl<'a> CudaTimeline<'a> {
     pub(super) fn of(view: &'a CudaMapping, offset: u64) -> io::Result<Self> {
         if !offset.is_multiple_of(8) {
-            return Err(invalid(format!("a timeline at offset {offset}, which is no multiple of 8")));
+            return Err(invalid(format!("a timeline at offset {offset}, which is not a multiple of 8")));
         }
         view.at(offset, 8)?;
         Ok(Self { view, offset })
     }
 
-    /// The memory is mapped for its own device. Another one's stream would end that device's context by touching it.
+    /// Refuses a stream of another device. The memory is mapped only for its own device, and an access of another one
+    /// would destroy that device's context.
     fn is_reached_by(&self, stream: &CudaStream) -> io::Result<()> {
         let (here, there) = (self.view.device.uuid(), stream.device.uuid());
         if here == there {
             return Ok(());
         }
         Err(invalid(format!(
-            "a stream of {there} for a word in memory of {here}: make a stream on that device"
+            "the stream belongs to {there}, the memory to {here}: create a stream on that device"
         )))
     }
 
-    /// Has the stream write `value` when it has done all that it was given before.
+    /// Makes the stream write `value` after all its earlier work.
     ///
     /// # Errors
-    /// The stream is one of another device; the driver is too old, or refuses.
+    /// The stream belongs to another device; the driver is too old, or refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory, CudaStream};
@@ -176,13 +177,14 @@ impl<'a> CudaTimeline<'a> {
         })
     }
 
-    /// Has the stream do nothing of what it is given from here on before the word is at least `value`. Returns at once. If
-    /// it is never written, the stream waits forever: a producer that died is known from
-    /// [`RegionLost`](crate::client::Happened::RegionLost), and then the consumer can [`write`](Self::write) the word itself,
-    /// by a new [`CudaStream`]. Not by a copy: copies go through the default stream, which waits for most others.
+    /// Makes later work of the stream wait until the word is at least `value`. Returns immediately. If the value is
+    /// never written, the stream waits forever. The death of the producer is reported by
+    /// [`RegionLost`](crate::client::Happened::RegionLost); then the consumer can [`write`](Self::write) the word
+    /// itself, with a new [`CudaStream`]. Do not copy it: copies use the default stream, which waits for most other
+    /// streams.
     ///
     /// # Errors
-    /// The stream is one of another device; the driver is too old, or refuses.
+    /// The stream belongs to another device; the driver is too old, or refuses.
     ///
     /// ```
     /// use shmesh::device::{CudaDevice, CudaMemory, CudaStream};
@@ -204,7 +206,8 @@ impl<'a> CudaTimeline<'a> {
         })
     }
 
-    /// What the word is now, by a copy to the host: behind all that the default stream has to do, and what that waits for.
+    /// The current value of the word, copied to the host after all earlier work of the default stream, and of the
+    /// streams that it waits for.
     ///
     /// # Errors
     /// The driver refuses.

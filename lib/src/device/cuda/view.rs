@@ -1,4 +1,4 @@
-//! Device memory at an address: copies to and from the host, and what a pointer is.
+//! Device memory at an address: copies to and from the host, and checks of pointers.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -28,33 +28,34 @@ pub(super) fn invalid(text: impl Into<String>) -> io::Error {
 }
 
 pub(super) fn len_of(size: u64) -> io::Result<usize> {
-    usize::try_from(size).map_err(|_| invalid(format!("{size} bytes are more than an address can tell")))
+    usize::try_from(size).map_err(|_| invalid(format!("{size} bytes exceed the address space")))
 }
 
 pub(super) fn attribute(address: u64, number: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let call = Driver::get()?.cuPointerGetAttribute()?;
-    // SAFETY: each of the attributes asked for here is one number of this size.
+    // SAFETY: each of the requested attributes is one number of this size.
     check("cuPointerGetAttribute", unsafe { call((&raw mut value).cast(), number, address) })?;
     Ok(value)
 }
 
 impl CudaMapping {
-    /// A view of a whole allocation of other code, or an error that says what is wrong with the pointer.
+    /// A view of a whole allocation of other code. The error says what is wrong with the pointer.
     pub(super) fn of(address: u64, size: u64) -> io::Result<Self> {
         if size == 0 {
             return Err(invalid("device memory of 0 bytes"));
         }
-        let kind = attribute(address, MEMORY_TYPE)
-            .map_err(|error| invalid(format!("{address:#x} is no device memory of this process: {error}")))?;
+        let kind = attribute(address, MEMORY_TYPE).map_err(|error| {
+            invalid(format!("{address:#x} is not device memory of this process: {error}"))
+        })?;
         if kind != ON_DEVICE {
-            return Err(invalid(format!("{address:#x} is memory of the host: allocate it on the device")));
+            return Err(invalid(format!("{address:#x} is host memory: allocate it on the device")));
         }
         let device = CudaDevice::of_ordinal(attribute(address, DEVICE_ORDINAL)?)?;
         let (base, whole) = range_of(&device, address)?;
         if base != address {
             let text = format!(
-                "{address:#x} lies {} bytes inside its allocation: export its beginning, {base:#x}, and tell the importer \
+                "{address:#x} is {} bytes inside its allocation: export its beginning, {base:#x}, and tell the importer \
                  the offset",
                 address - base
             );
@@ -62,18 +63,18 @@ impl CudaMapping {
         }
         if size > whole {
             let text = format!(
-                "{size} bytes at {address:#x}, where {whole} are allocated: export no more than those"
+                "{size} bytes at {address:#x}, where only {whole} are allocated: export at most those"
             );
             return Err(invalid(text));
         }
         Ok(Self { device, address, size: whole })
     }
 
-    /// Where `len` bytes at `offset` begin.
+    /// The address of `len` bytes at `offset`.
     pub(super) fn at(&self, offset: u64, len: usize) -> io::Result<u64> {
         let end = offset.checked_add(len as u64);
         if end.is_none_or(|end| end > self.size) {
-            let text = format!("{len} bytes at offset {offset}, where there are {}", self.size);
+            let text = format!("{len} bytes at offset {offset} are past the end of {} bytes", self.size);
             return Err(invalid(text));
         }
         Ok(self.address + offset)
@@ -93,7 +94,7 @@ impl CudaMapping {
         let copy = Driver::get()?.cuMemcpyHtoD_v2()?;
         // SAFETY: the bytes are as many as are copied; the driver checks the other side.
         check("cuMemcpyHtoD_v2", unsafe { copy(to, bytes.as_ptr().cast(), bytes.len()) })?;
-        // It has read the bytes, and they may still be on their way: whom would another process wait for?
+        // The driver has read the bytes, but may not have written them yet: another process could not wait for that.
         settle()
     }
 
@@ -108,7 +109,8 @@ impl CudaMapping {
 
     pub(super) fn fill(&self, offset: u64, word: u32, words: u64) -> io::Result<()> {
         let words = len_of(words)?;
-        let len = words.checked_mul(4).ok_or_else(|| invalid("more words than an address can tell"))?;
+        let len =
+            words.checked_mul(4).ok_or_else(|| invalid("the number of words exceeds the address space"))?;
         let to = self.at(offset, len)?;
         let _entered = self.device.enter()?;
         let set = Driver::get()?.cuMemsetD32_v2()?;
@@ -117,14 +119,14 @@ impl CudaMapping {
     }
 }
 
-/// Waits for what this library has given to the default stream of the context that this thread has.
+/// Waits for work of this library in the default stream of the thread's context.
 pub(super) fn settle() -> io::Result<()> {
     let wait = Driver::get()?.cuStreamSynchronize()?;
     // SAFETY: the default stream is always there.
     check("cuStreamSynchronize", unsafe { wait(0) })
 }
 
-/// Beginning and bytes of the allocation of a device that an address lies in.
+/// Start and size of the device allocation of an address.
 pub(super) fn range_of(device: &CudaDevice, address: u64) -> io::Result<(u64, u64)> {
     let _entered = device.enter()?;
     let (mut base, mut size) = (0, 0);

@@ -151,7 +151,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// Gives the memory of the body back.
+    /// Returns the memory of the body.
     pub(super) fn give_body_memory_back(&self) {
         if let Some(connection) = self.slots.lock().1.get_mut(&self.id) {
             connection.body_bytes = 0;
@@ -169,7 +169,8 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, below which a machine can choose freely.
+/// The source that connections of an address count for: an IPv4 address, or the /64 of an IPv6 address, in which a
+/// machine can choose freely.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

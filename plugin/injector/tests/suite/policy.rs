@@ -311,8 +311,8 @@ fn unsupported_pods_are_rejected_with_a_message() {
         (json!({}), plain.clone(), "write what the links need"),
         // What needs the webhook is said before a size is asked for, which would not help.
         (json!({"shmesh.io/links": "- name: a\n  scope: pool/radio\n"}), plain.clone(), "need the webhook"),
-        (json!({SIZE: "much"}), plain.clone(), "no size"),
-        (json!({SIZE: "0"}), plain.clone(), "no size"),
+        (json!({SIZE: "much"}), plain.clone(), "not a size"),
+        (json!({SIZE: "0"}), plain.clone(), "not a size"),
         (links("- name: a\n  scope: pool/radio\n"), plain.clone(), "need the webhook"),
         (links("- { \"name\": \"a\", \"containers\": [\"a\"] }"), plain.clone(), "need the webhook"),
         (links("- name: a\n  backing: memfd\n"), plain.clone(), "need the webhook"),

@@ -60,7 +60,7 @@ impl Sidecar {
     }
 
     pub(crate) fn start_yaml(dir: &Path, yaml: &str) -> Self {
-        Self::start_until("probes and metrics", Command::new(SIDECAR), dir, yaml, &[])
+        Self::start_until("serving probes and metrics", Command::new(SIDECAR), dir, yaml, &[])
     }
 
     /// Starts it by a command that ends in the sidecar's program.
@@ -104,7 +104,7 @@ impl Sidecar {
         let (mut admin, mut is_there) = (String::new(), false);
         for line in lines.by_ref() {
             let said: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line}"));
-            if said["message"] == "probes and metrics" {
+            if said["message"] == "serving probes and metrics" {
                 said["address"].as_str().unwrap().clone_into(&mut admin);
             }
             is_there = said["message"] == awaited;

@@ -275,7 +275,7 @@ fn a_missing_library_and_a_missing_function_are_named() {
     let _sidecar = sidecar(dir.path(), &[]);
     let mut without = connected(dir.path(), "cuda", &[("SHMESH_CUDA_LIBRARY", "/nowhere/libcuda.so.1")], &[]);
     let refused = without.ask("export weights 0");
-    assert!(refused.contains("no CUDA driver") && refused.contains("/nowhere/libcuda.so.1"), "{refused}");
+    assert!(refused.contains("CUDA driver") && refused.contains("/nowhere/libcuda.so.1"), "{refused}");
 
     let old = library_without(
         Path::new(&library()),
@@ -364,7 +364,7 @@ pub(crate) fn misuse() {
     assert_eq!(device.uuid().to_string().parse::<DeviceUuid>().unwrap(), device.uuid());
 
     assert!(text(CudaMemory::new(device, 0)).contains("0 bytes"));
-    assert!(text(CudaMemory::new(device, u64::MAX)).contains("more than any device"));
+    assert!(text(CudaMemory::new(device, u64::MAX)).contains("exceed the memory of any device"));
     assert!(text(CudaMemory::new(device, 1 << 46)).contains("OUT_OF_MEMORY"));
 
     // The length is rounded up to blocks, but the rest cannot be accessed.
@@ -372,7 +372,7 @@ pub(crate) fn misuse() {
     assert_eq!(memory.size(), 2 * BLOCK);
     memory.write_at(2 * BLOCK - 1, b"x").unwrap();
     for (offset, len) in [(2 * BLOCK, 1), (2 * BLOCK - 1, 2), (u64::MAX, 1)] {
-        assert!(memory.write_at(offset, &vec![0; len]).unwrap_err().to_string().contains("where there are"));
+        assert!(memory.write_at(offset, &vec![0; len]).unwrap_err().to_string().contains("are past the end"));
         assert!(memory.read_at(offset, &mut vec![0; len]).is_err());
     }
     assert!(memory.timeline(4).is_err() && memory.timeline(2 * BLOCK).is_err());
@@ -384,7 +384,7 @@ pub(crate) fn misuse() {
     let again = CudaMemory::of(here, whole).unwrap();
     assert_eq!(again.handle(), memory.handle());
     let on_the_stack = &raw const here as u64;
-    assert!(text(CudaMemory::of(on_the_stack, 8)).contains("no device memory"));
+    assert!(text(CudaMemory::of(on_the_stack, 8)).contains("not device memory"));
     assert!(text(CudaMemory::of(here + 4096, 8)).contains("4096 bytes inside its allocation"));
     assert!(text(CudaMemory::of(here, whole + 1)).contains("are allocated"));
     assert!(text(CudaMemory::of(here, BLOCK)).contains("shares all of it"));
@@ -420,7 +420,7 @@ pub(crate) fn misuse() {
     let fd = || memory.fd().unwrap().try_clone_to_owned().unwrap();
     assert!(text(CudaMemory::import(BLOCK, Some(file()), &uuid)).contains("INVALID_VALUE"));
     assert!(text(CudaMemory::import(BLOCK, None, &uuid)).contains("no descriptor"));
-    assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7])).contains("did not say which device"));
+    assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7])).contains("did not send the UUID"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7; 16])).contains("does not see"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &another)).contains("INVALID_DEVICE"));
     assert!(text(CudaMemory::import(BLOCK + 1, Some(fd()), &uuid)).contains("granularity"));
@@ -428,7 +428,7 @@ pub(crate) fn misuse() {
     let twice = [CudaMemory::import(whole, Some(fd()), &uuid), CudaMemory::import(whole, Some(fd()), &uuid)];
     assert!(twice.iter().all(|imported| imported.as_ref().unwrap().read_at(0, &mut [0]).is_ok()));
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &old.handle())).contains("both process"));
-    assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 64])).contains("no handle"));
+    assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 64])).contains("not made by this library"));
     assert!(legacy(CudaLegacyMemory::import(BLOCK, None, &[0; 84])).contains("does not see"));
 }
 
@@ -481,7 +481,7 @@ fn legacy_handle_cannot_exceed_the_allocation() {
     let mut importer = with(&library);
     assert_eq!(importer.ask(&format!("other open {handle} {BLOCK}")), BLOCK.to_string());
     let refused = importer.ask(&format!("other open {handle} {}", BLOCK + 1));
-    assert!(refused.contains("2097153 bytes were exported, and the handle opens 2097152"), "{refused}");
+    assert!(refused.contains("states 2097153 bytes, but the handle opens 2097152"), "{refused}");
     // A driver that cannot report the size is not trusted.
     let old =
         library_without(Path::new(&library), "cuMemGetAddressRange_v2", &dir.path().join("libcuda.so.1"));

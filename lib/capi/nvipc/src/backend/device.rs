@@ -44,7 +44,7 @@ fn device(ordinal: i32) -> std::io::Result<CudaDevice> {
     let found = usize::try_from(ordinal).ok().and_then(|ordinal| all.into_iter().nth(ordinal));
     found.ok_or_else(|| {
         std::io::Error::other(format!(
-            "cuda_device_id is {ordinal}, this process sees {count}; give 0 to {}, or -1 for memory of the host",
+            "cuda_device_id is {ordinal}, but this process sees {count} GPUs; give 0 to {}, or -1 for host memory",
             count.saturating_sub(1)
         ))
     })
@@ -59,9 +59,7 @@ pub(crate) fn present(name: &str, gpu: i32) -> i32 {
     match device(gpu) {
         Ok(_) => gpu,
         Err(error) => {
-            say!(
-                "link {name}: no GPU is used, and cuda_data and gpu_data are in memory of the host: {error}"
-            );
+            say!("link {name}: no GPU is used, and cuda_data and gpu_data are in host memory: {error}");
             -1
         }
     }
@@ -75,7 +73,10 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
     let gpu = match device(gpu) {
         Ok(gpu) => gpu,
         Err(error) => {
-            say!("link {}: its pools are not locked for a GPU: {error}", link.name());
+            say!(
+                "link {}: its pools are not page-locked, so copies to a GPU are slower: {error}",
+                link.name()
+            );
             return Vec::new();
         }
     };
@@ -119,14 +120,14 @@ impl DeviceMemory {
         for pool in PoolId::ALL.into_iter().filter(|&pool| pool.is_device() && link.pool(pool).is_some()) {
             let mut wait = || match maker {
                 Maker::Other(Some(limit)) if start.elapsed() >= limit => Err(Failure::Refused(format!(
-                    "link {}: its primary has not made the memory of pool {pool}; start it first",
+                    "link {}: its primary has not allocated the device memory of pool {pool}; start the primary first",
                     link.name()
                 ))),
                 _ => {
                     let is_here = link.participants().any(|other| other.word.side() == Side::Primary);
                     if primary_was_here && !is_here {
                         return Err(Failure::PrimaryLeft(format!(
-                            "link {}: its primary left before it made the memory of pool {pool}: look at what it wrote, and \
+                            "link {}: its primary ended before it allocated the device memory of pool {pool}: look for the reason in its log, and \
                              start it again",
                             link.name()
                         )));

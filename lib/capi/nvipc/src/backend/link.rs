@@ -192,7 +192,7 @@ impl LinkBackend {
         let locked =
             device::locked(&link, devices.iter().flatten().map(DeviceMemory::ordinal).fold(gpu, c_int::max));
         let (over, end) = std::io::pipe().map_err(|error| {
-            Failure::Refused(format!("link {}: cannot make a pipe: {error}", link.name()))
+            Failure::Refused(format!("link {}: cannot create a pipe: {error}", link.name()))
         })?;
         let mut pools = [None; PoolId::COUNT];
         for id in PoolId::ALL {
@@ -243,7 +243,7 @@ impl LinkBackend {
     #[cold]
     fn foreign(&self, msg: NonNull<u8>) -> Failure {
         Failure::Refused(format!(
-            "link {}: msg_buf {msg:p} is no buffer that this endpoint holds: it was sent, released twice, or never allocated \
+            "link {}: this endpoint does not hold msg_buf {msg:p}: it was sent, released twice, or never allocated \
              or received here; pass the message as it was allocated or received",
             self.name
         ))
@@ -252,7 +252,7 @@ impl LinkBackend {
     #[cold]
     fn foreign_data(&self, msg: NonNull<u8>) -> Failure {
         Failure::Refused(format!(
-            "link {}: data_buf or data_pool is not that of msg_buf {msg:p}; pass the message as it was allocated or received",
+            "link {}: data_buf or data_pool does not belong to msg_buf {msg:p}; pass the message as it was allocated or received",
             self.name
         ))
     }
@@ -430,7 +430,7 @@ impl Endpoint {
             let mut bytes = vec![0; data_len];
             let copied = device.copy_to_host(from, &mut bytes).zip(device.copy_to_device(to, &bytes));
             let (read, written) =
-                copied.ok_or_else(|| failed_copy(self.link().name(), "not in one buffer"))?;
+                copied.ok_or_else(|| failed_copy(self.link().name(), "they are not in one buffer"))?;
             read.and(written).map_err(|error| failed_copy(self.link().name(), &error.to_string()))?;
         } else if message.data_pool().is_some() {
             let to = loan.resize_data(data_len).map_err(|error| failed(&error))?;
@@ -450,7 +450,7 @@ fn data_len(fields: Fields) -> usize {
 
 #[cold]
 fn failed_copy(link: &str, why: &str) -> Failure {
-    Failure::Refused(format!("link {link}: the bytes cannot be copied: {why}"))
+    Failure::Refused(format!("link {link}: cannot copy the bytes: {why}"))
 }
 
 /// Sets the fields of a loan from the caller's message.
@@ -755,7 +755,7 @@ impl Backend for LinkBackend {
         match copied {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(failed_copy(&self.name, &error.to_string())),
-            None => Err(failed_copy(&self.name, "not in one buffer")),
+            None => Err(failed_copy(&self.name, "they are not in one buffer")),
         }
     }
 
@@ -774,7 +774,7 @@ impl Backend for LinkBackend {
 
     fn sent_at(&self, _msg: NonNull<u8>) -> Result<i64> {
         Err(Failure::Refused(format!(
-            "link {}: messages of this layout carry no time of sending; write one into the MSG part",
+            "link {}: links of shmesh do not record the time of sending; write it into the MSG part",
             self.name
         )))
     }

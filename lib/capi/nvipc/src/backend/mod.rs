@@ -49,7 +49,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Exhausted(pool, len) => write!(
                 f,
-                "all {len} buffers of pool {pool} are allocated, on their way or held by a receiver; receive or release some, \
+                "all {len} buffers of pool {pool} are allocated, queued or held by a receiver; receive or release some, \
                  or raise its pool_len"
             ),
             Self::PrimaryLeft(text) | Self::Refused(text) => f.write_str(text),
@@ -214,7 +214,7 @@ pub trait Backend: Send + Sync + Debug {
     /// If the bytes do not lie in one buffer of a device pool, or the driver fails.
     fn copy(&self, _direction: Direction, _host: NonNull<u8>, _device: u64, _len: usize) -> Result<()> {
         Err(Failure::Refused(
-            "there are no device pools here; use transport shm and layout shmesh, or cpu_data and your own stream".into(),
+            "this transport has no device pools; use transport shm and layout shmesh, or cpu_data and a CUDA stream of your own".into(),
         ))
     }
 

@@ -38,7 +38,7 @@ impl UdpBackend {
 }
 
 fn not_here(what: &str) -> Failure {
-    Failure::Refused(format!("{what} is not there over udp; use NV_IPC_TRANSPORT_SHM"))
+    Failure::Refused(format!("{what} is not available over UDP; use NV_IPC_TRANSPORT_SHM"))
 }
 
 impl Backend for UdpBackend {
@@ -98,7 +98,7 @@ impl Backend for UdpBackend {
     }
 
     fn queued(&self) -> Result<usize> {
-        Err(not_here("a count of what waits"))
+        Err(not_here("the number of queued messages"))
     }
 
     fn sent_at(&self, _msg: NonNull<u8>) -> Result<i64> {

@@ -98,8 +98,9 @@ pub(super) fn given(fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>)
 }
 
 pub(super) fn allocated(buffers: wire::Buffers) -> Result<Buffers> {
-    let msg =
-        NonNull::new(buffers.msg).ok_or_else(|| Failure::Refused("a message without a MSG buffer".into()))?;
+    let msg = NonNull::new(buffers.msg).ok_or_else(|| {
+        Failure::Refused("msg_buf is NULL; pass the message as it was allocated or received".into())
+    })?;
     Ok(Buffers { msg, data: NonNull::new(buffers.data) })
 }
 
