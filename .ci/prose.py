@@ -8,7 +8,9 @@ It reports, in comments, strings and documents:
   who         "who" without an antecedent ("Who sends waits.", "of who came")
   pronoun     somebody, nobody and their like as the subject
   personified "is told", "hears"
+  no          a string that says "is no name", "is none" or "is not there": name the mistake, or say "is not a name"
   summary     a doc comment whose summary has fewer than four words
+  rename      in a comment, a type of this repository without backticks: a rename of the type took a plain word along
   type        a type named by a bare participle or question word (Told, Given, What)
   old name    a name that docs/glossary.md replaces
   twice       a type name of product code that is defined twice in one crate, or in three crates
@@ -40,6 +42,10 @@ WHO = re.compile(
 )
 PRONOUN = re.compile(r"\b(?:some|no|any|every)body\b|\b(?:some|any|every)one\b", re.IGNORECASE)
 PERSONIFIED = re.compile(r"\b(?:is|are|was|were|be) told\b|\bhears?\b")
+NO = re.compile(
+    r"(?<!there )(?<!There )\b(?:is|are|was|were) (?:none\b|no (?!(?:longer|more|less|different|other)\b)\w)"
+    r"|\b(?:is|are|was|were) not there\b|\bstands? twice\b"
+)
 PARTICIPLES = "Begun Chosen Found Given Gone Held Kept Known Left Lost Made Said Seen Sent Swept Taken Told Wanted Written".split()
 QUESTIONS = "How What When Where Which Who Whose Why".split()
 TYPE = re.compile(r"^\s*(?:pub(?:\([a-z ]+\))? )?(?:struct|enum|union|trait|type) ([A-Z]\w*)")
@@ -57,6 +63,8 @@ SHARED_TYPES = set(
     # A thing of the glossary: in Rust, in Python, in the protocol, in a configuration.
     "Memory Message Refusal Request Shm".split()
 )
+# A name of two words or more: one word alone may begin a sentence.
+COMPOUND = re.compile(r"\b(?:[A-Z][a-z0-9]+){2,}\b")
 VISIBLE = r"(?:pub(?:\([^)]*\))? )?"
 # An indented `type` is one of a trait's.
 DEFINITION = re.compile(rf"^(?:{VISIBLE}type| *{VISIBLE}(?:struct|enum|union|trait)) ([A-Z]\w*)", re.MULTILINE)
@@ -117,7 +125,19 @@ def findings_in_rust(text):
             for quoted in re.findall(r'"([^" ]* (?:[^"\\]|\\.)*)"', line):
                 for rule, found in findings_in_prose(quoted):
                     yield number, rule, found
+                found = NO.search(re.sub(r"`[^`]*`", "`x`", quoted))
+                if found:
+                    yield number, "no", found[0]
     yield from old_names(text)
+
+
+def renamed_words(text, types):
+    """Names of `types` that comments use as words: (line number, name)."""
+    for start, _, lines in comments_of(text):
+        for offset, line in enumerate(lines):
+            for found in COMPOUND.finditer(re.sub(r"`[^`]*`|\[[^\]]*\]:? ?(?:\([^)]*\)|[\w:]+)?", "x", line)):
+                if found[0] in types:
+                    yield start + offset, found[0]
 
 
 def old_names(text):
@@ -212,6 +232,10 @@ def files(paths):
 
 def main(paths):
     count = 0
+    types = set()
+    for name in files([]):
+        if name.endswith(".rs") and not SKIPPED.search(name):
+            types.update(found[1] for found in DEFINITION.finditer((ROOT / name).read_text()))
     covered = {name for name in files(paths) if (Path(name).suffix in SUFFIXES or name in paths) and not SKIPPED.search(name)}
     for name in sorted(covered | {name for name in files([]) if name.endswith(".md")}):
         path = ROOT / name
@@ -220,6 +244,8 @@ def main(paths):
         findings = set(findings_in(path, text)) if name in covered else set()
         if path.suffix == ".md":
             findings.update(broken_links(path, text))
+        if path.suffix == ".rs" and name in covered:
+            findings.update((number, "rename", found) for number, found in renamed_words(text, types))
         for number, rule, found in sorted(findings):
             if not is_allowed(rule, name, lines[number - 1]):
                 print(f"{name}:{number}: {rule}: {found}")

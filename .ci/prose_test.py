@@ -30,6 +30,19 @@ class Prose(unittest.TestCase):
         self.assertEqual(markdown("Nobody waits."), {("pronoun", "Nobody")})
         self.assertEqual(rust('fn f() { warn!("somebody holds the lock") }'), {("pronoun", "somebody")})
 
+    def test_predicates_without_not_are_found_in_strings(self):
+        self.assertEqual(rust('fn f() { bail!("{text:?} is no name of a pool") }'), {("no", "is no n")})
+        self.assertEqual(rust('fn f() { bail!("the file {path} is not there") }'), {("no", "is not there")})
+        self.assertEqual(rust('fn f() { bail!("there is no such link; it is no longer in use") }'), set())
+        self.assertEqual(rust("/// A capture is no reader of the link.\nfn f() {}\n"), set())
+
+    def test_types_without_backticks_are_found_in_comments(self):
+        def renamed(text):
+            return {found for _, found in prose.renamed_words(text, {"LostCounts", "Link"})}
+
+        self.assertEqual(renamed("/// The reader LostCounts messages.\nfn f() {}\n"), {"LostCounts"})
+        self.assertEqual(renamed("/// Returns [`LostCounts`], `LostCounts` or [LostCounts] of a Link in a DaemonSet.\nfn f() {}\n"), set())
+
     def test_short_summaries_are_found(self):
         self.assertEqual(rust("/// The link.\nstruct Link;\n"), {("summary", "The link.")})
         self.assertEqual(rust("/// Closes the link for good.\nfn close() {}\n"), set())

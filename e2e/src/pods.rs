@@ -17,7 +17,8 @@ pub(crate) const TOOL: &str = include_str!("../pods/tool.yaml");
 
 /// Parses pods and sets their namespace and images from the flags.
 pub(crate) fn prepared(text: &str, namespace: &str, args: &Args) -> Result<Vec<Value>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text).context("a pod of ours is no YAML")?;
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(text).context("a pod of this program is not valid YAML")?;
     let mut pods: Vec<Value> = documents.into_iter().filter(|one| one["kind"] == "Pod").collect();
     for pod in &mut pods {
         pod["metadata"]["namespace"] = namespace.into();

@@ -40,12 +40,15 @@ impl ClusterProvider {
         }
         let chart = args.repository.join("helm/Chart.yaml");
         if !chart.is_file() {
-            bail!("{} is not there: name the repository with --repository", chart.display());
+            bail!("{} does not exist: name the repository's directory with --repository", chart.display());
         }
         if let Some(kubeconfig) = &args.kubeconfig {
             no_more(&missing)?;
             if !kubeconfig.is_file() {
-                bail!("the kubeconfig {} is not there: see --kubeconfig", kubeconfig.display());
+                bail!(
+                    "the kubeconfig {} does not exist: give its path with --kubeconfig",
+                    kubeconfig.display()
+                );
             }
             return Ok(Self::Existing(kubeconfig.clone()));
         }

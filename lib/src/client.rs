@@ -48,9 +48,9 @@ pub struct ProcessList {
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
 /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// # config.backing = shmesh::config::Backing::Memfd;
-/// # let phy = options.create(&config)?;
 /// use shmesh::client::Client;
+/// config.backing = shmesh::config::Backing::Memfd;
+/// let phy = options.create(&config)?;
 /// let mut client = Client::connect(dir.path(), "fronthaul")?;
 /// assert!(client.identity()?.is_none(), "a participant serves this link, and identifies no process; a sidecar does");
 /// # Ok::<(), Box<dyn std::error::Error>>(())

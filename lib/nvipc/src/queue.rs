@@ -237,7 +237,7 @@ impl Queue {
         }
         for value in values {
             let put = self.enqueue(value);
-            debug_assert!(put.is_ok(), "{value} is in range, and was not there");
+            debug_assert!(put.is_ok(), "{value} is in range and was not in the queue");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, and where.
+//! Errors of a configuration, with the position in its text.
 
 use std::fmt;
 use std::io;
@@ -83,25 +83,25 @@ pub enum ConfigError {
     /// The file is not UTF-8.
     #[error("the configuration is not UTF-8; save it as UTF-8{place}")]
     NotUtf8 { place: Position },
-    /// Not YAML, or not of the expected shape.
+    /// The text is not YAML, or has another structure than expected.
     #[error("the YAML is not as expected: {message}{place}")]
     Yaml { message: String, place: Position },
-    /// Nesting, aliases or the number of nodes pass what any real file needs.
-    #[error("the YAML passes a safety limit: {message}; use less nesting and fewer aliases{place}")]
+    /// The file exceeds a limit of the parser on nesting, aliases or the number of nodes.
+    #[error("the YAML exceeds a safety limit: {message}; use less nesting and fewer aliases{place}")]
     TooComplex { message: String, place: Position },
     /// A key that has no meaning here.
     #[error("unknown key {key}; known here: {known}{place}")]
     UnknownKey { key: String, known: String, place: Position },
-    /// A key that stands twice in one map.
-    #[error("key {key} stands twice in the same map; remove one{place}")]
+    /// A key that occurs twice in one map.
+    #[error("key {key} occurs twice in the same map; remove one{place}")]
     DuplicateKey { key: String, place: Position },
-    /// A key that must be there is not.
+    /// A mandatory key is missing.
     #[error("key {key} is missing; add it{place}")]
     MissingKey { key: String, place: Position },
-    /// Neither our form nor NVIPC's.
+    /// The file has neither the shmesh form nor the NVIPC form.
     #[error("the file has neither 'links' (shmesh form) nor 'transport' (NVIPC form) at its top; add one")]
     UnknownForm,
-    /// Both our form and NVIPC's in one file.
+    /// The file mixes the shmesh form and the NVIPC form.
     #[error(
         "the file has both 'transport' (NVIPC form) and 'links' or 'version' (shmesh form); keep one{place}"
     )]
@@ -113,7 +113,7 @@ pub enum ConfigError {
     #[error("{field} is {found}; write {expected}{place}")]
     WrongType { field: String, expected: &'static str, found: String, place: Position },
     /// A number below zero.
-    #[error("{field} is {value}, it cannot be below 0; give a whole number from 0 up{place}")]
+    #[error("{field} is {value}, and must not be below 0; give a whole number from 0 up{place}")]
     Negative { field: String, value: i128, place: Position },
     /// A number that does not fit 64 bits.
     #[error("{field} is {found}, which does not fit 64 bits; give a smaller whole number{place}")]
@@ -131,14 +131,16 @@ pub enum ConfigError {
         "link {link}: side secondary needs a primary in another pod; give scope pool/<name>, or remove side{place}"
     )]
     SideNeedsPool { link: LinkName, place: Position },
-    /// A link in a pool that does not say which of the two sides this pod is.
+    /// A link in a pool without the key `side`, which says whether this pod is the primary or the secondary.
     #[error(
-        "link {link}: scope pool/{pool} joins two pods, and this one does not say its side; write side: primary in one of them \
+        "link {link}: scope pool/{pool} joins two pods, and this one has no key side; write side: primary in one of them \
          and side: secondary in the other{place}"
     )]
     SideMissing { link: LinkName, pool: String, place: Position },
     /// An empty list of containers.
-    #[error("link {link}: containers lists none; name at least one, or remove it{place}")]
+    #[error(
+        "link {link}: the list containers is empty; name at least one container, or remove the key{place}"
+    )]
     NoContainers { link: LinkName, place: Position },
     /// More than [`MAX_LINKS`] links.
     #[error("the file has {count} links, the limit is {MAX_LINKS}; split it into several files{place}")]
@@ -149,11 +151,11 @@ pub enum ConfigError {
     /// Two links with one name.
     #[error("link {link} is already defined{first}; rename or remove this one{place}")]
     DuplicateLink { link: LinkName, first: Position, place: Position },
-    /// `cpu_msg`, the mandatory pool, is switched off.
+    /// `cpu_msg`, the mandatory pool, is disabled.
     #[error("link {link}: pool cpu_msg is mandatory; set its buffer size and pool_len above 0{place}")]
     CpuMsgMissing { link: LinkName, place: Position },
-    /// One number of a pool is given, and the other has no default.
-    #[error("link {link}: pool {pool} has no {missing}; give both numbers, or none{place}")]
+    /// One of the two numbers of a pool is missing and has no default.
+    #[error("link {link}: pool {pool} has no {missing}; give both numbers, or neither{place}")]
     PoolIncomplete { link: LinkName, pool: PoolId, missing: &'static str, place: Position },
     /// A buffer above [`MAX_BUF_SIZE_BYTES`].
     #[error(
@@ -184,23 +186,23 @@ pub enum ConfigError {
     /// A key of `ring` that only ring mode `broadcast` has.
     #[error("link {link}: {field} needs ring.mode broadcast; set it, or remove {field}{place}")]
     NeedsBroadcast { link: LinkName, field: &'static str, place: Position },
-    /// A limit for eviction where no reader is evicted.
+    /// `ring.evict_after_ms` on a link that does not evict readers.
     #[error(
         "link {link}: ring.evict_after_ms needs ring.slow evict; set it, or remove ring.evict_after_ms{place}"
     )]
     NeedsEvict { link: LinkName, place: Position },
-    /// More messages for newcomers than ring or pools can keep.
+    /// `ring.history` is larger than the ring or a pool can keep.
     #[error(
         "link {link}: ring.history is {value}, the limit is {limit} ({what}); lower it, or raise {what}{place}"
     )]
     HistoryTooLong { link: LinkName, value: u64, what: String, limit: u32, place: Position },
-    /// A limit for eviction that is none.
+    /// `ring.evict_after_ms` is 0 or above [`MAX_EVICT_AFTER_MS`].
     #[error("link {link}: ring.evict_after_ms is {value}; give 1 to {MAX_EVICT_AFTER_MS}{place}")]
     EvictAfterOutOfRange { link: LinkName, value: u64, place: Position },
-    /// A ring of one slot, whose writer overwrites the only message.
+    /// `ring.slow: skip` with a ring of one slot, whose writer would overwrite the only message.
     #[error("link {link}: ring.slow skip needs ring.len 2 or more; raise it{place}")]
     SkipNeedsRoom { link: LinkName, place: Position },
-    /// One receiving process, and a ring that is for many.
+    /// `receivers: one` with a broadcast ring.
     #[error(
         "link {link}: ring.mode broadcast is for many readers; set receivers to many, or ring.mode to spsc{place}"
     )]
@@ -211,7 +213,7 @@ pub enum ConfigError {
     /// Requests on a link whose rings have one producer and one consumer.
     #[error("link {link}: requests need ring mode mpmc; set ring.mode to mpmc, or remove requests{place}")]
     RequestsNeedMpmc { link: LinkName, place: Position },
-    /// A file mode other than the two that make sense.
+    /// A file mode other than `0600` and `0660`.
     #[error("link {link}: file_mode is {found}; give \"0600\" (owner) or \"0660\" (owner and group){place}")]
     FileModeRefused { link: LinkName, found: String, place: Position },
     /// Reserved huge pages with named segments: tmpfs cannot hold them.
@@ -219,7 +221,7 @@ pub enum ConfigError {
         "link {link}: huge_pages hugetlb needs memfd backing; set backing to memfd, or huge_pages to off{place}"
     )]
     HugetlbNeedsMemfd { link: LinkName, place: Position },
-    /// An NVIPC transport that exists there and not here.
+    /// A transport of NVIPC that this library does not support.
     #[error("transport type {found} is not supported by this version of the library; set it to shm{place}")]
     TransportUnsupported { found: String, place: Position },
     /// The type of an NVIPC transport is unknown.
@@ -228,7 +230,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// Line and column of the offending value, both from 1, where it came from a text.
+    /// Line and column of the value that is wrong, both from 1; `None` if the value did not come from a text.
     ///
     /// ```
     /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);

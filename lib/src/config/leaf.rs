@@ -21,7 +21,7 @@ impl Position {
     }
 }
 
-/// One value as the file has it, so that a wrong type can be reported with the value.
+/// One value as the file writes it, so that an error about its type can show it.
 #[derive(Debug)]
 pub(super) enum Leaf {
     Int(i128),
@@ -30,7 +30,7 @@ pub(super) enum Leaf {
     Text(String),
     Null,
     List,
-    /// Not a leaf; its keys are kept for maps that are read over.
+    /// Not a leaf. Its keys are kept to report those that are ignored.
     Map(Vec<Spanned<String>>),
 }
 
@@ -122,7 +122,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for SpannedOption<T> {
 }
 
 impl SpannedOption<Leaf> {
-    /// The value as a whole number from 0 up, with its place.
+    /// Returns the value as a whole number from 0 up, with its place.
     pub(super) fn whole(&self, field: impl fmt::Display) -> Result<Option<(u64, Position)>, ConfigError> {
         let Some(given) = &self.0 else { return Ok(None) };
         let place = Position::of(given);
@@ -140,7 +140,7 @@ impl SpannedOption<Leaf> {
         }
     }
 
-    /// The value as a number of bytes, with its place: a whole number, or a quantity as Kubernetes writes it.
+    /// Returns the value as a number of bytes, with its place: a whole number, or a quantity as Kubernetes writes it.
     pub(super) fn bytes(&self, field: impl fmt::Display) -> Result<Option<(u64, Position)>, ConfigError> {
         let Some(given) = &self.0 else { return Ok(None) };
         let text = match &given.value {
@@ -156,7 +156,7 @@ impl SpannedOption<Leaf> {
                 Err(ConfigError::NumberTooLarge { field: field.to_string(), found, place })
             }
             Err(QuantityError::Malformed(_)) => {
-                let expected = "a number of bytes such as 65536, 64Ki or 64k; in quotes if it has a point or an exponent only";
+                let expected = "a number of bytes such as 65536, 64Ki or 64k; put it in quotes if it has a point or an exponent";
                 Err(wrong_type(field, expected, &given.value, place))
             }
         }
@@ -174,7 +174,7 @@ impl SpannedOption<Leaf> {
         }
     }
 
-    /// Stores the value that the word stands for, if one was given, and answers its place.
+    /// Stores the value that the word stands for, if one was given, and returns its place.
     pub(super) fn word_into<T: Copy>(
         &self,
         field: &str,
@@ -203,7 +203,7 @@ fn wrong_type(
     ConfigError::WrongType { field: field.to_string(), expected, found: found.to_string(), place }
 }
 
-/// The two numbers of a pool, as either form has them.
+/// The two numbers of a pool, as both forms write them.
 #[derive(Debug, Default)]
 pub(super) struct PoolLeaves {
     pub(super) buf_size: SpannedOption<Leaf>,
@@ -211,7 +211,7 @@ pub(super) struct PoolLeaves {
 }
 
 impl PoolLeaves {
-    /// Writes what was given over the link's defaults. `field` is the pool's path, for messages.
+    /// Replaces the link's defaults by the numbers that are given. `field` is the pool's path, for messages.
     pub(super) fn overlay(
         &self,
         (field, size_key): (&str, &str),
@@ -242,9 +242,9 @@ impl PoolLeaves {
     }
 }
 
-/// The keys of a map that we know.
+/// A map of which only some keys have a meaning.
 pub(super) trait KnownKeys<'de>: Default {
-    /// Reads the value of `key` if the key is known, else leaves the value alone and answers `false`.
+    /// Reads the value of `key` if the key is known, else leaves the value unread and returns `false`.
     fn read<A: MapAccess<'de>>(&mut self, key: &Spanned<String>, map: &mut A) -> Result<bool, A::Error>;
 }
 
@@ -280,7 +280,7 @@ impl<'de, T: KnownKeys<'de>> Visitor<'de> for OpenVisitor<T> {
                 map.next_value::<IgnoredAny>()?;
                 open.unknown.push(key);
             } else if !seen.insert(key.value.clone()) {
-                // Seen here only where the parser lets it pass.
+                // Reached only if the parser accepts duplicate keys.
                 return Err(serde::de::Error::custom(format_args!("duplicate key {}", shown(&key.value))));
             }
         }

@@ -3,7 +3,7 @@
 /// Largest configuration text in bytes (1 MiB), above what a Kubernetes ConfigMap can hold.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
-/// Most links in one configuration.
+/// Maximum number of links in one configuration.
 ///
 /// ```
 /// use shmesh::config::{ConfigError, MAX_LINKS, from_yaml};
@@ -13,7 +13,7 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 /// ```
 pub const MAX_LINKS: usize = 1024;
 
-/// Fewest slots in a ring.
+/// Minimum number of slots of a ring.
 ///
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
@@ -26,7 +26,7 @@ pub const MAX_LINKS: usize = 1024;
 /// ```
 pub const MIN_RING_LEN: u32 = 1;
 
-/// Most slots in a ring. A power of two, so rounding up cannot pass it.
+/// Maximum number of slots of a ring. It is a power of two, so rounding up does not exceed it.
 ///
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
@@ -39,7 +39,7 @@ pub const MIN_RING_LEN: u32 = 1;
 /// ```
 pub const MAX_RING_LEN: u32 = 1 << 20;
 
-/// Longest time in microseconds that a waiter may poll before it sleeps: one second. More is a unit mixed up.
+/// Longest time in microseconds that a waiter may poll before it sleeps: one second. A larger value is most likely in another unit.
 ///
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
@@ -52,7 +52,7 @@ pub const MAX_RING_LEN: u32 = 1 << 20;
 /// ```
 pub const MAX_SPIN_US: u32 = 1_000_000;
 
-/// Most requests that one participant of the secondary side can have pending.
+/// Maximum number of requests that one participant of the secondary side can have pending.
 ///
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
@@ -64,7 +64,7 @@ pub const MAX_SPIN_US: u32 = 1_000_000;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub const MAX_REQUEST_WINDOW: u32 = 64;
-/// Most participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
+/// Maximum number of participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
 /// and one for a process that recovers what a dead participant held.
 pub const MAX_READERS: usize = crate::MAX_SEATS - 2;
 

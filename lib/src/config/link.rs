@@ -1,11 +1,11 @@
-//! The configuration of one link, and the rules it must keep.
+//! The configuration of one link, and the rules that it must satisfy.
 
 use super::error::{ConfigError, Position};
 use super::limits::{MAX_EVICT_AFTER_MS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
 use super::name::LinkName;
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
-/// What `requests: {}` in a configuration stands for.
+/// The window of requests that `requests: {}` in a configuration means.
 #[cfg(feature = "yaml")]
 pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;
 
@@ -26,13 +26,13 @@ pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum RingMode {
-    /// One producer, one consumer: faster, and the user promises it.
+    /// One producer and one consumer. It is faster, and the user must ensure that there is only one of each.
     Spsc,
     /// Many producers, many consumers.
     #[default]
     Mpmc,
-    /// The primary side has one writer, and each participant of the secondary side gets all that it sends
-    /// ([`BroadcastConfig`]). What the secondary side sends goes through a ring of many producers and consumers.
+    /// The primary side has one writer, and each participant of the secondary side gets every message of it
+    /// ([`BroadcastConfig`]). Messages of the secondary side go through a ring of many producers and consumers.
     Broadcast,
 }
 
@@ -62,14 +62,14 @@ pub enum SlowReaders {
     #[default]
     Wait,
     /// The writer never waits. A reader that was overtaken goes on with the newest message, and
-    /// [`lost`](crate::Link::lost) counts those between.
+    /// [`lost`](crate::Link::lost) counts the messages that it missed.
     Skip,
     /// As `Wait`; but a reader that holds the writer up for longer than
-    /// [`evict_after_ms`](BroadcastConfig::evict_after_ms) is evicted, and gets [`Evicted`](crate::ErrorKind::Evicted).
+    /// [`evict_after_ms`](BroadcastConfig::evict_after_ms) is evicted: its calls return [`Evicted`](crate::ErrorKind::Evicted).
     Evict,
 }
 
-/// How a link with ring mode [`Broadcast`](RingMode::Broadcast) is run.
+/// Settings of a link with ring mode [`Broadcast`](RingMode::Broadcast).
 ///
 /// ```
 /// use shmesh::config::{BroadcastConfig, SlowReaders, from_yaml};
@@ -82,7 +82,7 @@ pub enum SlowReaders {
 pub struct BroadcastConfig {
     /// What happens when a reader is slower than the writer.
     pub slow: SlowReaders,
-    /// Messages that a reader gets of those that were sent before it attached: the last ones. Less than
+    /// Number of the latest messages before its attachment that a new reader receives. Less than
     /// [`ring_len`](LinkConfig::ring_len) and than the buffers of each pool; with [`Evict`](SlowReaders::Evict), half of `ring_len` at most.
     pub history: u32,
     /// Milliseconds that a reader may hold the writer up, 1 to [`MAX_EVICT_AFTER_MS`]; for [`Evict`](SlowReaders::Evict).
@@ -113,11 +113,11 @@ pub enum Receivers {
     /// Any number. They share one queue: each message goes to one of them.
     #[default]
     Many,
-    /// One process a side, with as many handles as it likes. A second one is refused when it attaches.
+    /// One process on each side, with any number of handles. A second process is refused when it attaches.
     One,
 }
 
-/// What the segments are made of.
+/// The kind of memory that the segments consist of.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -156,14 +156,14 @@ pub enum HugePages {
     /// Pages of the base size.
     #[default]
     Off,
-    /// Transparent huge pages, which the creator of the link asks for whatever the node's `shmem_enabled` says (Linux 6.1 or
-    /// later); base pages where the kernel has no huge ones.
+    /// Transparent huge pages, which the creator of the link requests regardless of the node's `shmem_enabled` (Linux 6.1 or
+    /// later); base pages if the kernel has no free huge page.
     Transparent,
     /// Reserved huge pages; needs [`Backing::Memfd`].
     Hugetlb,
 }
 
-/// Everything that is decided about one link before it exists.
+/// All settings of one link, which are fixed when the link is created.
 ///
 /// ```
 /// use shmesh::config::{LinkConfig, PoolConfig, PoolId};
@@ -182,9 +182,9 @@ pub struct LinkConfig {
     pub name: LinkName,
     /// Slots in each ring, [`MIN_RING_LEN`] to [`MAX_RING_LEN`]; the transport rounds up to a power of two.
     pub ring_len: u32,
-    /// How many may push at once.
+    /// How many producers may send at the same time.
     pub ring_mode: RingMode,
-    /// For ring mode [`Broadcast`](RingMode::Broadcast); of no meaning in others.
+    /// Settings of ring mode [`Broadcast`](RingMode::Broadcast); ignored in other modes.
     pub broadcast: BroadcastConfig,
     /// How many processes may receive on each side.
     pub receivers: Receivers,
@@ -193,13 +193,14 @@ pub struct LinkConfig {
     /// Requests that each participant of the secondary side can have pending, at most [`MAX_REQUEST_WINDOW`]; 0: the link has
     /// no requests. Only with [`RingMode::Mpmc`].
     pub request_window: u32,
-    /// What the segments are made of.
+    /// The kind of memory that the segments consist of.
     pub backing: Backing,
     /// Whether segments use huge pages.
     pub huge_pages: HugePages,
-    /// Touch every page at the start, so that the creator pays and no page fault follows.
+    /// Whether the creator touches every page at once, so that neither it nor others cause page faults later. A process that
+    /// attaches decides by [`LinkOptions::prefault`](crate::LinkOptions::prefault).
     pub prefault: bool,
-    /// Keep the pages in memory (`mlock`).
+    /// Whether the pages are locked in memory (`mlock`).
     pub lock_memory: bool,
     /// Whether receivers may sleep and senders wake them; without it, `wait` spins.
     pub notify: bool,
@@ -245,7 +246,7 @@ impl LinkConfig {
         }
     }
 
-    /// What NVIPC uses where its file says nothing (Aerial 26-1, `set_nv_ipc_default_config`).
+    /// The defaults of NVIPC for keys that its file does not set (Aerial 26-1, `set_nv_ipc_default_config`).
     ///
     /// ```
     /// use shmesh::config::{LinkConfig, PoolId};
@@ -281,13 +282,13 @@ impl LinkConfig {
         self.pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(pool.payload_bytes()))
     }
 
-    /// Checks every rule that one field alone cannot express, and every limit.
+    /// Checks every limit, and every rule that concerns several fields.
     ///
-    /// The loaders call this with the places of the values at hand; an error from here has no
+    /// The loaders check the same rules with the places of the values; an error from here has no
     /// [`location`](ConfigError::location).
     ///
     /// # Errors
-    /// The first rule that is broken: a [`ConfigError`] with the link, the value and the limit.
+    /// The first rule that is not satisfied: a [`ConfigError`] with the link, the value and the limit.
     ///
     /// ```
     /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
@@ -397,7 +398,7 @@ impl LinkConfig {
     }
 }
 
-/// Where a link's values stand in the text; the link's own place for those that are not there.
+/// Positions of a link's values in the text; the position of the link for values that the text does not have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LinkPlaces {
     pub(super) link: Position,
@@ -411,7 +412,7 @@ pub(super) struct LinkPlaces {
     pub(super) pools: [PoolPlaces; PoolId::COUNT],
 }
 
-/// Where a pool's two numbers stand in the text.
+/// Positions of a pool's two numbers in the text.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PoolPlaces {
     pub(super) buf_size: Position,
@@ -419,7 +420,7 @@ pub(super) struct PoolPlaces {
 }
 
 impl LinkPlaces {
-    /// All places as that of the link, to be made exact field by field.
+    /// Sets all positions to that of the link; the caller sets each field's own position afterwards.
     #[cfg(feature = "yaml")]
     pub(super) fn all_at(link: Position) -> Self {
         let pools = [PoolPlaces { buf_size: link, pool_len: link }; PoolId::COUNT];

@@ -1,8 +1,8 @@
-//! Configuration of links: what a link is made of, and how it is read from YAML (feature `yaml`).
+//! Configuration of links, and reading it from YAML (feature `yaml`).
 //!
-//! Two forms are read, told apart by their top-level keys: ours (`links`) and NVIPC's (`transport`). Ours is
-//! strict: what it does not know, it refuses. NVIPC's is taken as it is, and keys without a meaning here are
-//! reported in [`LoadedConfig::ignored`]. Every error that stems from a text says where.
+//! There are two forms, which differ in their top-level keys: that of shmesh (`links`) and that of NVIPC (`transport`).
+//! In the shmesh form an unknown key is an error. In the NVIPC form, keys without a meaning for shmesh are reported in
+//! [`LoadedConfig::ignored`]. Every error about a text has the position of the mistake.
 //!
 //! ```
 //! use shmesh::config::{self, PoolId, RingMode};
@@ -45,7 +45,7 @@ mod quantity;
 #[cfg(feature = "yaml")]
 mod read;
 mod show;
-// Miri has no files here, and there is no unsafe code for it to look at.
+// Miri cannot read files here, and this module has no unsafe code for it to check.
 #[cfg(test)]
 #[cfg(feature = "yaml")]
 #[cfg(not(miri))]

@@ -11,7 +11,7 @@ pub const MAX_LINK_NAME_BYTES: usize = 31;
 /// The name of a link: 1 to 31 ASCII letters, digits, `_`, `.` or `-`, and no `.` at the start.
 ///
 /// The name becomes the first part of file names (`<link>_shm`) in a directory that other pods may share, so
-/// the alphabet has no slash, no NUL and no way to spell `..` or a hidden file.
+/// the alphabet has neither slash nor NUL, and a name cannot be `..` or that of a hidden file.
 ///
 /// ```
 /// use shmesh::config::LinkName;
@@ -82,7 +82,7 @@ impl TryFrom<String> for LinkName {
 
 /// Why a text is not a [`LinkName`].
 ///
-/// The names inside are escaped and shortened, fit to be printed.
+/// The names in it are escaped and shortened, so they can be printed.
 ///
 /// ```
 /// use shmesh::config::{LinkName, NameError};
@@ -91,7 +91,7 @@ impl TryFrom<String> for LinkName {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// There is no text at all.
+    /// The text is empty.
     #[error(
         "a link name must not be empty; give 1 to {MAX_LINK_NAME_BYTES} letters, digits, '_', '.' or '-'"
     )]

@@ -1,7 +1,6 @@
-//! NVIPC's form, accepted as its users have it.
+//! Reading the form of NVIPC, so that its users can keep their files.
 //!
-//! Where NVIPC's files say something that has no meaning here, the key is reported, never refused: the same
-//! file has to serve both during a migration.
+//! A key without a meaning for shmesh is reported and is not an error: during a migration the same file configures both.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,7 +17,7 @@ use super::pool::PoolId;
 use super::show::shown;
 use super::yaml::Names;
 
-/// The prefix that NVIPC takes where the file has none.
+/// The prefix that NVIPC uses if the file has none.
 const DEFAULT_PREFIX: &str = "nvipc";
 
 /// `transport`: one map, or in the multi-instance form a list of maps.
@@ -38,7 +37,7 @@ impl<'de> Deserialize<'de> for Transports {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Transports, A::Error> {
                 let open = OpenVisitor(PhantomData).visit_map(map)?;
-                // Its place is not at hand here; the caller has that of the whole value.
+                // The position is not known here; the caller has that of the whole value.
                 let unknown = serde_saphyr::Location::UNKNOWN;
                 Ok(Transports(vec![Spanned::new(open, unknown, unknown)]))
             }
@@ -121,7 +120,7 @@ impl<'de> KnownKeys<'de> for Mempool {
     }
 }
 
-/// A key that was read over.
+/// A key that was ignored.
 ///
 /// ```
 /// let text = "transport:\n  type: shm\n  shm_config:\n    prefix: nvipc\n    cuda_device_id: -1\n";
@@ -134,11 +133,11 @@ pub struct IgnoredKey {
     /// The key with its parents, such as `transport.app_config.pcap_enable`. The instances of a multi-instance
     /// file share one path.
     pub path: String,
-    /// The line where it first stands, from 1; 0 if unknown.
+    /// The line of its first occurrence, from 1; 0 if unknown.
     pub line: u64,
 }
 
-/// Collects what is ignored, each path once: ten instances repeat the same keys.
+/// Collects the ignored keys, each path once: ten instances repeat the same keys.
 #[derive(Debug, Default)]
 pub(super) struct IgnoredKeys(Vec<IgnoredKey>);
 
@@ -197,7 +196,7 @@ impl Transport {
         if let Some(kind) = &self.kind.0 {
             check_type(kind)?;
         }
-        // Its keys one by one: some, such as pcap_enable, ask for something that the user will miss.
+        // Each key is reported, because some, such as pcap_enable, enable a function that shmesh does not have.
         if let Some((place, value)) = &self.app_config {
             ignored.push("transport.app_config".to_owned(), *place);
             if let Leaf::Map(keys) = value {
@@ -225,8 +224,8 @@ impl Transport {
                 place,
             })?;
         }
-        // NVIPC ignores ring_len and makes its queues as long as cpu_msg has buffers, so that a send never finds
-        // the queue full. Its users rely on that. A cpu_msg above its limit is reported as such, not as a ring.
+        // NVIPC ignores ring_len and gives its queues as many slots as cpu_msg has buffers, so that a send never finds
+        // the queue full. Its users rely on that. If cpu_msg is above its limit, the error is about cpu_msg and not about the ring.
         let msg_len = link.pool(PoolId::CpuMsg).pool_len.min(super::MAX_POOL_LEN);
         link.ring_len = link.ring_len.max(msg_len);
         link.check(&places)?;

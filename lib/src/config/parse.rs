@@ -1,4 +1,4 @@
-//! Calling the YAML parser: its limits, and its errors in our words.
+//! Calling the YAML parser: its limits, and the wording of its errors.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use serde_saphyr::{DuplicateKeyPolicy, MessageFormatter, Options, UserMessageFor
 use super::error::{ConfigError, Position};
 use super::show::{show_mistake, shown};
 
-/// Parses one document within limits that no real configuration comes near.
+/// Parses one document within limits that are far above the needs of a configuration.
 ///
 /// A list of 1024 links needs about 50 000 nodes, and NVIPC's files nest 8 deep.
 pub(super) fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, ConfigError> {
@@ -44,13 +44,13 @@ fn options() -> Options {
         },
         strict_booleans: true,
         reject_unsupported_tags: true,
-        // Comments that are kept count against a limit of 32 in a row, which a licence header passes.
+        // The parser accepts at most 32 comments in a row if it keeps them, and a licence header has more.
         emit_comments: false,
         with_snippet: false,
     }
 }
 
-/// The parser's wording without its positions, which we print ourselves.
+/// The parser's messages without their positions, which the caller prints.
 struct BareMessage;
 
 impl MessageFormatter for BareMessage {
@@ -69,7 +69,7 @@ impl Localizer for BareMessage {
     }
 }
 
-/// An error of the parser about `text`, in the form of [`show_mistake`]. `name` is where the text is from.
+/// An error of the parser about `text`, in the form of [`show_mistake`]. `name` says where the text is from.
 ///
 /// ```
 /// let text = "a: 1\nb: [\n";
@@ -87,7 +87,7 @@ pub fn show_yaml_error(name: &str, text: &str, error: &serde_saphyr::Error) -> S
 fn convert(error: &serde_saphyr::Error) -> ConfigError {
     use serde_saphyr::Error;
 
-    // An alias wraps the error of the value that it stands for; that value is what has to be changed.
+    // The error of an alias contains that of the anchored value, which is the one to change.
     let mut inner = error.without_snippet();
     while let Error::AliasError { error, .. } = inner {
         inner = error.without_snippet();
@@ -98,7 +98,7 @@ fn convert(error: &serde_saphyr::Error) -> ConfigError {
         .map_or(Position::UNKNOWN, |at| Position::at(at.line(), at.column()));
     let message = || -> String {
         let text = inner.render_with_formatter(&BareMessage);
-        // The renderer has escaped control characters; what is left to fear is length.
+        // The renderer has escaped control characters; the text may still be too long.
         text.chars().take(300).collect()
     };
     match inner {

@@ -22,7 +22,7 @@ use crate::participant::Side;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// The pod's own: both sides are containers of this pod.
+    /// The pod's own directory: both sides are containers of this pod.
     #[default]
     Pod,
     /// The node's pool of this name: the other side may be another pod.
@@ -52,20 +52,21 @@ impl fmt::Display for Scope {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodLink {
-    /// What it is made of. In a pool the mode is `0660` unless the annotation says otherwise: who is in the pool's group is on
-    /// the other side.
+    /// The configuration of the link. In a pool the file mode is `0660` unless the annotation sets another: the processes of
+    /// the other side are in the pool's group.
     pub config: LinkConfig,
-    /// Where the link lives.
+    /// The IPC directory of the link.
     pub scope: Scope,
-    /// Which side this pod is: the primary for a link in the pod's own directory; in a pool the annotation says it.
+    /// Which side this pod is: the primary for a link in the pod's own directory; in a pool the annotation sets it.
     pub side: Side,
-    /// The containers that are on it; `None`: those of the pod's `shmesh.io/containers`.
+    /// The containers that use the link; `None` means those of the pod's annotation `shmesh.io/containers`.
     pub containers: Option<Vec<String>>,
-    /// Where all that is written.
+    /// Positions of these values in the annotation.
     pub places: PodPlaces,
 }
 
-/// Where the words of a [`PodLink`] are written; the link's own place for those that are not there.
+/// Positions of the values of a [`PodLink`] in the annotation; the position of the link for values that the annotation does
+/// not have.
 ///
 /// ```
 /// let links = shmesh::config::pod_links("- name: a\n  side: primary\n")?;
@@ -86,7 +87,7 @@ pub struct PodPlaces {
 }
 
 impl PodLink {
-    /// Whether the sidecar of this pod keeps the link. What is secondary in a pool is kept by the primary's.
+    /// Whether the sidecar of this pod keeps the link. A link in a pool is kept by the sidecar of the primary's pod.
     #[must_use]
     pub fn is_kept_here(&self) -> bool {
         self.scope == Scope::Pod || self.side == Side::Primary
@@ -139,9 +140,9 @@ fn scope(given: &SpannedOption<Leaf>, at: &mut Position) -> Result<Scope, Config
     Err(ConfigError::WrongType { field, expected: "pod or pool/<name>", found, place: *at })
 }
 
-/// Reads the value of the annotation `shmesh.io/links`: all links that the pod is on, with the words that say how.
+/// Reads the value of the annotation `shmesh.io/links`: all links of the pod, with scope, side and containers of each.
 ///
-/// [`from_annotation`](super::from_annotation) answers those that the pod's sidecar keeps.
+/// [`from_annotation`](super::from_annotation) returns only those that the pod's sidecar keeps.
 ///
 /// # Errors
 /// As [`from_yaml`](super::from_yaml).

@@ -1,8 +1,8 @@
-//! Which pools exist, and how large one is.
+//! The pools of a link, and the limits of their sizes.
 
 use std::fmt;
 
-/// Most buffers in one pool: a buffer index has 19 bits in a ring slot.
+/// Maximum number of buffers of one pool: a buffer index has 19 bits in a ring slot.
 ///
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
@@ -18,7 +18,7 @@ pub const MAX_POOL_LEN: u32 = 1 << 19;
 /// Largest buffer in bytes: the C API carries lengths as `int32_t`.
 pub const MAX_BUF_SIZE_BYTES: u64 = (1 << 31) - 1;
 
-/// Largest segment in bytes, and the most that all pools of one link may hold together (1 TiB).
+/// Maximum size in bytes of a segment, and of all pools of one link together (1 TiB).
 ///
 /// ```
 /// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);

@@ -1,4 +1,4 @@
-//! Numbers of bytes as Kubernetes writes them: the one place where the library, the daemons and the injector read and write them.
+//! Numbers of bytes as Kubernetes writes them: parsing and formatting for the library, the daemons and the injector.
 
 const BINARY: [(&str, u32); 6] = [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
 const DECIMAL: [(&str, i32); 10] =
@@ -17,11 +17,11 @@ pub enum QuantityError {
     #[error("{0:?} is not a number of bytes; write 64Mi, 64M or 67108864")]
     Malformed(String),
     /// The number does not fit 64 bits.
-    #[error("{0:?} is more than 64 bits can count")]
+    #[error("{0:?} does not fit 64 bits; give a smaller number of bytes")]
     TooLarge(String),
 }
 
-/// Reads a number of bytes in any form that Kubernetes takes for a quantity: `64Mi`, `64M`, `1.5Gi`, `1e9`, `67108864`. Rounds
+/// Reads a number of bytes in any form that Kubernetes accepts as a quantity: `64Mi`, `64M`, `1.5Gi`, `1e9`, `67108864`. Rounds
 /// up to whole bytes, as Kubernetes does.
 ///
 /// # Errors
@@ -87,7 +87,7 @@ fn whole(text: &str) -> Option<u128> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (digits, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // 18 digits after the point reach below what 64 bits can tell apart.
+    // More than 18 digits after the point cannot change a number of bytes that fits 64 bits.
     if digits.len() + fraction.len() == 0
         || fraction.contains('.')
         || digits.len() > 20

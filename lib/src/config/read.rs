@@ -27,9 +27,9 @@ use super::{MAX_FILE_BYTES, nvipc, parse, yaml};
 pub struct LoadedConfig {
     /// The links, in the order of the file; at least one, names unique.
     pub links: Vec<LinkConfig>,
-    /// Keys of an NVIPC file without a meaning here, in the order of the file. Show them to the user once.
+    /// Keys of an NVIPC file without a meaning for shmesh, in the order of the file. Show them to the user once.
     pub ignored: Vec<nvipc::IgnoredKey>,
-    /// Which form the text had.
+    /// The form of the text.
     pub form: ConfigForm,
 }
 
@@ -44,16 +44,16 @@ pub struct LoadedConfig {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ConfigForm {
-    /// Ours, with `links` at its top.
+    /// The form of shmesh, with `links` at its top.
     Shmesh,
-    /// NVIPC's, with `transport` at its top.
+    /// The form of NVIPC, with `transport` at its top.
     Nvipc,
 }
 
 /// Reads a configuration in either form.
 ///
 /// # Errors
-/// A [`ConfigError`] with the place, for the first thing that is wrong. A text is taken whole or not at all.
+/// A [`ConfigError`] with the position of the first mistake. If there is one, no link of the text is returned.
 ///
 /// ```
 /// use shmesh::config::{self, ConfigForm};
@@ -75,7 +75,7 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
     }
     let (OpenMap { known: top, unknown }, twice) = match parse::parse::<OpenMap<Top>>(text) {
         Ok(read) => (read, None),
-        // NVIPC's files say things twice in parts that are not ours. What is ours must be said once.
+        // Files of NVIPC have duplicate keys in parts that shmesh ignores. A key that shmesh reads must occur once.
         Err(ConfigError::DuplicateKey { key, place }) => {
             match parse::parse_with_duplicates::<OpenMap<Top>>(text) {
                 Ok(read) if read.known.transport.is_some() => (read, Some((key, place))),
@@ -113,11 +113,11 @@ pub fn from_yaml(text: &str) -> Result<LoadedConfig, ConfigError> {
 
 /// Reads the value of the annotation `shmesh.io/links`: the links that the pod's own sidecar keeps.
 ///
-/// The annotation is a list of links, each as in our form, with the words of [`PodLink`] beside. What is secondary in a pool
-/// is kept by the sidecar of another pod, so it is not among the answer's links.
+/// The annotation is a list of links, each as in the shmesh form, with the additional keys of [`PodLink`]. A link whose
+/// secondary side is this pod is kept by the sidecar of the primary's pod, so it is not among the returned links.
 ///
 /// # Errors
-/// As [`from_yaml`]; [`NothingKept`](ConfigError::NothingKept) where other pods keep all links.
+/// As [`from_yaml`]; [`NothingKept`](ConfigError::NothingKept) if other pods keep all links.
 ///
 /// ```
 /// use shmesh::config;
@@ -141,7 +141,7 @@ pub fn from_annotation(text: &str) -> Result<LoadedConfig, ConfigError> {
 ///
 /// # Errors
 /// [`Read`](ConfigError::Read) when the file cannot be read; [`File`](ConfigError::File) when its content is refused; the
-/// source says why.
+/// source has the reason.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -171,7 +171,7 @@ pub fn from_file(path: &Path) -> Result<LoadedConfig, ConfigError> {
     from_yaml(text).map_err(|error| in_file(error, text))
 }
 
-/// At most one byte more than is allowed: enough to see that it is too much, of a file that may never end.
+/// Reads at most one byte more than the limit, which suffices to refuse the file: it may be endless.
 fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_FILE_BYTES + 1).unwrap_or(u64::MAX);
@@ -179,7 +179,7 @@ fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The place that follows this text.
+/// Returns the position just after this text.
 pub(super) fn place_after(text: &[u8]) -> Position {
     let line_start = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let lines = text.iter().filter(|byte| **byte == b'\n').count();
@@ -191,7 +191,7 @@ fn to_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
-/// The top of a text of either form; the keys tell which.
+/// The top level of a text of either form; its keys say which form it is.
 #[derive(Debug, Default)]
 struct Top {
     version: SpannedOption<Leaf>,

@@ -1,4 +1,4 @@
-//! How a text is shown in a message about it.
+//! Quoting a text in a message about it.
 
 /// Text from a file made fit to print: quoted, control characters escaped, at most 64 characters.
 pub(super) fn shown(text: &str) -> String {
@@ -10,14 +10,14 @@ pub(super) fn shown(text: &str) -> String {
 }
 
 /// A message about a text, with the line and column that it is about below it. Every program shows a mistake in a YAML text in
-/// this form, which is that of the parser; the position stands in it once.
+/// this form, which is that of the parser and has the position once.
 pub fn show_mistake(name: &str, text: &str, message: &str, location: Option<(u64, u64)>) -> String {
-    /// Longest part of a line that is shown.
+    /// Maximum number of characters of a line that are shown.
     const WIDTH: usize = 120;
     let Some((line, column)) = location else { return format!("{name}: {message}") };
     let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
     let source = text.lines().nth(at(line.max(1))).unwrap_or_default();
-    // A long line is shown from shortly before the column. What a terminal could take for a command is not shown.
+    // A long line is shown from shortly before the column. Characters that could control a terminal are not shown.
     let skipped = if at(column.max(1)) < WIDTH { 0 } else { at(column) - WIDTH / 2 };
     let printable = |c: char| if c.is_control() { ' ' } else { c };
     let source: String = source.chars().skip(skipped).take(WIDTH).map(printable).collect();

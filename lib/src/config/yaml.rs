@@ -1,4 +1,4 @@
-//! The shmesh form: strict, with units in the names.
+//! Reading the shmesh form, in which unknown keys are errors and names of keys contain the unit.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::name::LinkName;
 use super::pool::PoolId;
 use super::show::shown;
 
-/// The keys of a link in a file; those of `pod.rs` have a meaning in an annotation alone.
+/// The keys of a link in a file; those of `pod.rs` are valid only in an annotation.
 const KEYS: &str = "name, ring, receivers, pools, backing, memory, notify, requests";
 
 #[derive(Debug, Deserialize)]
@@ -83,7 +83,7 @@ struct MemoryYaml {
     huge_pages: SpannedOption<Leaf>,
     prefault: SpannedOption<Leaf>,
     lock: SpannedOption<Leaf>,
-    // Text, not a number: YAML reads a bare 0600 as six hundred.
+    // A text and not a number, because YAML reads 0600 without quotes as six hundred.
     file_mode: SpannedOption<String>,
 }
 
@@ -94,7 +94,7 @@ struct NotifyYaml {
     spin_us: SpannedOption<Leaf>,
 }
 
-/// Checks the version, where the file has one.
+/// Checks the version, if the file has one.
 pub(super) fn check_version(version: &SpannedOption<Leaf>) -> Result<(), ConfigError> {
     match &version.0 {
         None | Some(Spanned { value: Leaf::Int(1), .. }) => Ok(()),
@@ -144,7 +144,7 @@ pub(super) fn each<T>(
         .collect()
 }
 
-/// The names seen so far: parses them, and refuses the second use of one.
+/// The names read so far. Parses names, and refuses a name that was used before.
 #[derive(Debug, Default)]
 pub(super) struct Names(BTreeMap<LinkName, Position>);
 
@@ -159,7 +159,7 @@ impl Names {
 }
 
 impl LinkYaml {
-    /// Writes what was given over `link`, which holds the defaults.
+    /// Replaces the defaults in `link` by the values that are given.
     pub(super) fn into_config(self, mut link: LinkConfig, at: Position) -> Result<LinkConfig, ConfigError> {
         let mut places = LinkPlaces::all_at(at);
         if let Some(ring) = self.ring {
@@ -264,7 +264,7 @@ impl PoolsYaml {
             let places = &mut places.pools[pool.index()];
             (places.buf_size, places.pool_len) = (at, at);
             leaves.overlay(("pools", "buf_size_bytes"), pool, link, places)?;
-            // A pool that is off by default and gets one number only would stay off without a word.
+            // A pool that is disabled by default and gets only one of its numbers would stay disabled without an error.
             let size = link.pool(pool);
             let missing = match (&leaves.buf_size.0, &leaves.pool_len.0) {
                 (Some(_), None) if size.buf_size_bytes > 0 && size.pool_len == 0 => "pool_len",

@@ -131,16 +131,11 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
 /// imported memory stays mapped meanwhile. While there is no sidecar, a call waits some seconds for it. A key that
 /// cannot be registered again is reported as [`RegionLost`](Happened::RegionLost), to the exporter and to importers.
 ///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// # config.backing = shmesh::config::Backing::Memfd;
-/// # let phy = options.create(&config)?;
+/// ```no_run
 /// use shmesh::device::{ExportFlags, HostMemory, Session};
-/// let mut session = Session::connect(dir.path(), "fronthaul")?;
-/// let exported = session.export_key(HostMemory::new(4096)?, ExportFlags::DEFAULT);
-/// assert!(exported.unwrap_err().to_string().contains("run a sidecar"), "a participant serves this link");
+/// let mut session = Session::connect("/dev/shm", "fronthaul")?; // a sidecar must serve the link
+/// let key = session.export_key(HostMemory::new(4096)?, ExportFlags::DISABLE_PID_VALIDATION)?;
+/// // Another process imports `key.as_bytes()`.
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]

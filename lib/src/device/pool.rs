@@ -363,7 +363,7 @@ impl DevicePool<CudaMemory> {
 /// # use shmesh::device::HostMemory;
 /// # config.pools[PoolId::CudaData.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 16 };
 /// # let link = options.create(&config)?;
-/// # let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
+/// let pool = link.device_pool(PoolId::CudaData, HostMemory::new)?;
 /// let mut loan = link.loan_with(PoolId::CudaData)?;
 /// let mut data = pool.resize_data(&mut loan, 8)?;
 /// data.copy_to_device(4, b"text")?;

@@ -228,14 +228,6 @@ impl Drop for Remains {
 ///
 /// # Errors
 /// The directory cannot be read.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// assert!(shmesh::inspect::unused_names(dir.path(), 100)?.is_empty());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn unused_names(dir: &Path, limit: usize) -> io::Result<HashSet<LinkName>> {
     let mut unused = HashSet::new();
     let entries = std::fs::read_dir(dir)?.take(MAX_ENTRIES).filter_map(io::Result::ok);

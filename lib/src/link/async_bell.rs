@@ -1,7 +1,7 @@
 //! The bell of a handle in a tokio runtime, shared by all tasks that wait on it.
 //!
-//! A signal does not tell for which task something arrived. So the task that consumes signals wakes the others. Each
-//! registers before it checks what it waits for, and so misses nothing.
+//! A signal does not say for which task it is. So the task that consumes signals wakes the others. Each task registers
+//! before it checks its condition, and so misses no signal.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -80,7 +80,10 @@ impl AsyncWaiter {
     /// Registers a bell whose descriptor was handed out with the runtime of the calling task.
     pub(super) fn new(bell: &Arc<HandleBell>) -> Result<Self> {
         let fd = bell.fd()?.as_raw_fd();
-        #[expect(unsafe_code, reason = "the promise to tokio that a descriptor stays what it is")]
+        #[expect(
+            unsafe_code,
+            reason = "tokio requires that a descriptor refers to the same file while it is registered"
+        )]
         // SAFETY: the bell is closed only when the last reference to it is dropped.
         let registered = unsafe { AsyncFd::register(BellFd(Arc::clone(bell), fd)) };
         let fd = registered.map_err(|error| Error::system(bell.name(), "register the bell", error.into()))?;
@@ -96,7 +99,7 @@ impl AsyncWaiter {
         Self { bell: Arc::clone(&self.bell), number }
     }
 
-    /// Ready when there may have been a signal since the last call: then check again what the task waits for.
+    /// Ready when there may have been a signal since the last call; then check the task's condition again.
     pub(super) fn poll_signals(&self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let AsyncBell { fd, waiters, waker, .. } = &*self.bell;
         if waiters.register(self.number, cx.waker()) {
@@ -104,7 +107,7 @@ impl AsyncWaiter {
         }
         let mut ready = ready!(fd.poll_read_ready(&mut Context::from_waker(waker)))
             .map_err(|error| Error::system(fd.get_ref().0.name(), "wait for the bell", error))?;
-        // A peer that signals without end must not keep the task here. The next call takes the rest.
+        // A peer that signals without end must not keep the task in this loop. The next call consumes the other signals.
         for _ in 0..1_000 {
             if ready.get_inner().0.take_signal()?.is_none() {
                 ready.clear_ready();

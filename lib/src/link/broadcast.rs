@@ -34,18 +34,6 @@ impl Link {
     }
 
     /// Number of readers of a broadcast ring: participants of the secondary side that were not evicted. 0 on other links.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("weights".parse()?);
-    /// # config.ring_mode = shmesh::config::RingMode::Broadcast;
-    /// let writer = options.create(&config)?;
-    /// assert_eq!(writer.readers(), 0);
-    /// let reader = options.attach("weights", shmesh::Side::Secondary)?;
-    /// assert_eq!(writer.readers(), 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn readers(&self) -> usize {
         let count = |ring: &Ring| match ring {

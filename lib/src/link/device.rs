@@ -70,7 +70,7 @@ impl DeviceLayout {
     }
 }
 
-/// Device memory as it is shared between processes.
+/// Device memory that is shared between processes.
 #[derive(Debug)]
 pub(crate) struct Lent {
     /// The id, which is never 0.
@@ -87,19 +87,19 @@ impl Lent {
         let (least, size) = (layout.bytes(), told.size);
         if size < least || size - least >= GRANULARITY_MAX {
             return Err(format!(
-                "has {least} bytes, not {size}; offer so many, rounded up to what the device needs"
+                "must have {least} bytes, not {size}; offer {least} bytes, rounded up to the granularity of the device"
             ));
         }
         let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
-            return Err("comes with one descriptor: that of its memory".into());
+            return Err("must come with exactly one descriptor, that of the memory".into());
         };
         let handle_bytes = match told.mechanism() {
             Mechanism::Host => 0,
             Mechanism::CudaVmm => 16,
-            _ => return Err("is of the mechanism host or cuda-vmm; offer one of those".into()),
+            _ => return Err("must use the mechanism host or cuda-vmm".into()),
         };
         if told.handle.len() != handle_bytes {
-            return Err(format!("has a handle of {handle_bytes} bytes, not {}", told.handle.len()));
+            return Err(format!("must have a handle of {handle_bytes} bytes, not {}", told.handle.len()));
         }
         let fd = if told.mechanism() == Mechanism::Host {
             let memory = File::from(fd);
@@ -107,7 +107,9 @@ impl Lent {
             let is_whole =
                 memory.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() >= size);
             if !is_whole || !file::is_size_sealed(&memory) {
-                return Err("is a memfd of its size: seal it against shrinking and growing".into());
+                return Err(
+                    "must be a memfd of the offered size; seal it against shrinking and growing".into()
+                );
             }
             OwnedFd::from(memory)
         } else {
@@ -189,12 +191,14 @@ impl Shared {
         let Some(pool) = known else {
             let number = told.pool;
             return Err(format!(
-                "link {link}: pool {number} is none that it has in device memory; configure it"
+                "link {link}: the link has no pool {number} in device memory; configure the pool"
             ));
         };
         let refused = |text| format!("link {link}: the device memory of pool {pool} {text}");
         if told.id == 0 && !fds.is_empty() {
-            return Err(refused("is asked for without a descriptor".into()));
+            return Err(refused(
+                "must be requested without a descriptor; send one only with an offer".into(),
+            ));
         }
         let offered = if told.id == 0 {
             None
@@ -280,9 +284,10 @@ impl Shared {
                         return Ok(None);
                     }
                     // Kept here as well, in case the process that has it ends.
-                    let strange = |text| failed(io::Error::other(format!("the answer was none: {text}")));
+                    let strange =
+                        |text| failed(io::Error::other(format!("the host's answer is invalid: {text}")));
                     if told.pool != pool as u32 {
-                        return Err(strange("it was of another pool".to_owned()));
+                        return Err(strange("it is about another pool".to_owned()));
                     }
                     let layout = DeviceLayout::of(self.core.shape.pools[pool as usize]);
                     let memory = Arc::new(Lent::of(layout, &told, fds).map_err(strange)?);
@@ -325,7 +330,9 @@ fn ask(
     }
     match packet::decode(&bytes) {
         Ok(Reply { result: Some(reply::Result::PoolMemory(told)), .. }) => {
-            let fds = memories(fds).ok_or_else(|| io::Error::other("the host sent what is no memory"))?;
+            let fds = memories(fds).ok_or_else(|| {
+                io::Error::other("the host sent a descriptor that is neither a memfd nor device memory")
+            })?;
             Ok(Ok((told, fds)))
         }
         Ok(Reply { result: Some(reply::Result::Refused(refused)), .. })
@@ -334,7 +341,9 @@ fn ask(
             Err(io::ErrorKind::ConnectionReset.into())
         }
         Ok(Reply { result: Some(reply::Result::Refused(refused)), .. }) => Ok(Err(refused.text)),
-        _ => Err(io::Error::other("the host says what was not asked for; run one version on both sides")),
+        _ => Err(io::Error::other(
+            "the host's answer does not belong to the request; run one version on both sides",
+        )),
     }
 }
 

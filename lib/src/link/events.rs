@@ -8,16 +8,6 @@ use crate::error::Result;
 use crate::participant::PeerEvent;
 
 /// What [`Link::wait_any`] found. All fields are false if it timed out, or if another receiver has taken the message.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// let ready = phy.wait_any(None)?;
-/// assert!(ready.event && !ready.message);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct WaitOutcome {

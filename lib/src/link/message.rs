@@ -133,7 +133,7 @@ impl Link {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// assert!(phy.receive()?.is_none());
     /// mac.send_inline(7, 0, b"up")?;
     /// let message = phy.receive()?.expect("it was just sent");

@@ -268,7 +268,7 @@ impl WatchLoop {
     /// Starts to watch new links, and drops those that were stopped.
     fn refresh(&mut self, thread: &Thread) {
         let mut state = lock(&monitor().state);
-        // Stopped since it was woken: what is to be started is for the next thread.
+        // The monitor was stopped after it was woken: the next thread starts the work.
         if !state.thread.as_ref().is_some_and(|current| std::ptr::eq(Arc::as_ptr(current), thread)) {
             return;
         }

@@ -95,16 +95,6 @@ impl LinkOptions {
     /// The defaults. The IPC directory is that of the environment variable `SHMESH_DIR`, or `/dev/shm`.
     ///
     /// [`attach`](Self::attach) does not wait, and maps all pages at once.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// use shmesh::{LinkOptions, config::LinkConfig};
-    /// # // SAFETY: there is no other thread yet.
-    /// # unsafe { std::env::set_var("SHMESH_DIR", dir.path()) };
-    /// let link = LinkOptions::new().create(&LinkConfig::new("fronthaul".parse()?))?; // with SHMESH_DIR set
-    /// assert!(dir.path().join("fronthaul_shm").exists());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn new() -> Self {
         let dir = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
@@ -741,10 +731,10 @@ pub(super) struct EnteredLink {
     pub(super) listening: Option<HostListener>,
 }
 
-const GOING: &str = "ends or begins just now, or the process that removes the link is stopped or stuck";
-const REMOVED: &str = "lives, but the files of the link were removed; end the link's processes first";
+const GOING: &str = "is starting or ending, or the process that removes the link is stopped or stuck; retry";
+const REMOVED: &str = "runs, but the files of the link were removed; end the link's processes first";
 const SECOND: &str =
-    "is another sidecar, or a process that is just creating the link and is stopped or stuck";
+    "is another sidecar, or a process that was stopped or got stuck while it created the link; end it first";
 
 /// Becomes present. Returns `false` if the link is being removed, or was.
 fn join(store: &Store, lock: &Lock) -> Result<bool> {
@@ -933,16 +923,6 @@ impl Link {
     ///
     /// # Errors
     /// As [`LinkOptions::create`].
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// use shmesh::{Link, Side, config::LinkConfig};
-    /// # // SAFETY: there is no other thread yet.
-    /// # unsafe { std::env::set_var("SHMESH_DIR", dir.path()) };
-    /// let phy = Link::create(&LinkConfig::new("fronthaul".parse()?))?; // in SHMESH_DIR, or /dev/shm
-    /// assert_eq!(phy.side(), Side::Primary);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn create(config: &LinkConfig) -> Result<Self> {
         LinkOptions::new().create(config)
     }

@@ -80,7 +80,7 @@ impl Link {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// let dead = phy.participants().find(|other| other.seat == mac.seat()).expect("it is attached");
     /// std::mem::forget(mac); // as if its process had been killed
     /// assert_eq!(phy.recover_participant(dead.seat, dead.word)?.participants, 1);

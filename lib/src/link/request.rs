@@ -82,14 +82,6 @@ pub struct Request<'a> {
 
 impl Link {
     /// Maximum number of pending requests of this handle; `None` if the link has no requests.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// assert_eq!(link.request_window(), None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn request_window(&self) -> Option<u32> {
         Some(self.core().shape.request_window).filter(|&window| window > 0)
@@ -280,22 +272,6 @@ impl<'a> PendingReply<'a> {
     /// [`Corrupt`](crate::ErrorKind::Corrupt) when a peer wrote what it must not.
     /// [`RequestOver`](crate::ErrorKind::RequestOver) after the last reply or one of these errors.
     /// [`Evicted`](crate::ErrorKind::Evicted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// use shmesh::ErrorKind;
-    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert!(pending.try_take()?.is_none());
-    /// drop(phy.receive_request()?);
-    /// assert!(matches!(pending.try_take().unwrap_err().kind(), ErrorKind::Unanswered { .. }));
-    /// assert!(matches!(pending.try_take().unwrap_err().kind(), ErrorKind::RequestOver { .. }));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn try_take(&mut self) -> Result<Option<Message<'a>>> {
         let link = self.link;
@@ -315,21 +291,6 @@ impl<'a> PendingReply<'a> {
     ///
     /// # Errors
     /// As [`try_take`](Self::try_take), and as [`Link::wait`].
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// use std::time::Duration;
-    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert!(pending.wait(Some(Duration::from_millis(1)))?.is_none());
-    /// phy.receive_request()?.expect("it was made").reply_inline(1, 0, b"pong")?;
-    /// assert_eq!(pending.wait(None)?.expect("there is one").msg(), b"pong");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Option<Message<'a>>> {
         self.cursor.wait(&self.link.lease, timeout)?;
@@ -339,20 +300,6 @@ impl<'a> PendingReply<'a> {
     /// Whether [`try_take`](Self::try_take) has a reply or an error.
     ///
     /// A notification makes the descriptor of [`Link::fd`] readable. Check each pending reply then.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// assert!(!pending.is_ready());
-    /// phy.receive_request()?.expect("it was made").reply_inline(1, 0, b"pong")?;
-    /// assert!(pending.is_ready());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     #[inline]
     pub fn is_ready(&self) -> bool {
@@ -360,21 +307,6 @@ impl<'a> PendingReply<'a> {
     }
 
     /// Whether the last reply was taken, or the request has failed. Nothing more arrives then.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// phy.receive_request()?.expect("it was made").reply_inline(1, 0, b"pong")?;
-    /// assert!(!pending.is_over());
-    /// drop(pending.try_take()?.expect("it was sent"));
-    /// assert!(pending.is_over());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     #[inline]
     pub fn is_over(&self) -> bool {
@@ -424,21 +356,6 @@ impl<'a> Request<'a> {
 
     /// Whether the client still waits. Once `false`, it stays so: the client dropped the request or ended, and work on it
     /// is in vain.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let pending = mac.request_inline(1, 0, b"ping")?;
-    /// let request = phy.receive_request()?.expect("it was made");
-    /// assert!(request.is_wanted());
-    /// drop(pending);
-    /// assert!(!request.is_wanted());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     #[inline]
     pub fn is_wanted(&self) -> bool {
@@ -472,20 +389,6 @@ impl<'a> Request<'a> {
     /// # Errors
     /// As [`reply`](Self::reply); [`InlineTooLong`](crate::ErrorKind::InlineTooLong);
     /// [`InlineExhausted`](crate::ErrorKind::InlineExhausted).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// # config.request_window = 8;
-    /// # let phy = options.create(&config)?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let mut pending = mac.request_inline(1, 0, b"ping")?;
-    /// let mut request = phy.receive_request()?.expect("it was made");
-    /// assert!(request.reply_inline(1, 0, b"pong")?);
-    /// assert!(request.reply_inline(1, 0, b"pong").is_err(), "that was the last one");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[inline]
     pub fn reply_inline(&mut self, msg_id: i32, cell_id: i32, msg: &[u8]) -> Result<bool> {
         self.send_inline(pack(msg_id, cell_id), msg, true)

@@ -143,7 +143,7 @@ impl Link {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
     /// assert!(phy.begin_sleep()?.is_some(), "nothing was posted");
     /// mac.post()?;
     /// phy.end_sleep();
@@ -201,12 +201,12 @@ impl Link {
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let fd = phy.fd()?; // give it to epoll
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut polled = [nix::poll::PollFd::new(phy.fd()?, nix::poll::PollFlags::POLLIN)];
     /// mac.send_inline(1, 0, b"ring")?;
     /// mac.notify()?;
+    /// assert_eq!(nix::poll::poll(&mut polled, nix::poll::PollTimeout::NONE)?, 1);
     /// assert_eq!(phy.take_signal()?, Some(1));
-    /// # let _ = fd;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
@@ -218,19 +218,6 @@ impl Link {
     ///
     /// # Errors
     /// [`NoNotification`](crate::ErrorKind::NoNotification).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// phy.fd()?; // from now on each notification signals
-    /// mac.send_inline(1, 0, b"ring")?;
-    /// mac.notify()?;
-    /// assert_eq!(phy.take_signal()?, Some(1));
-    /// assert_eq!(phy.take_signal()?, None);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn take_signal(&self) -> Result<Option<u64>> {
         self.bell.take_signal()
     }

@@ -5,18 +5,6 @@
 use crate::sync::{Line, Ordering, WORDS_PER_LINE};
 
 /// Maximum size of an inline message. Up to 48 bytes need one cache line, more need two.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// use shmesh::INLINE_MAX_BYTES;
-/// mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES])?;
-/// assert_eq!(phy.receive()?.expect("it was just sent").msg(), [7; INLINE_MAX_BYTES]);
-/// assert!(mac.send_inline(1, 0, &[7; INLINE_MAX_BYTES + 1]).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub const INLINE_MAX_BYTES: usize = 112;
 /// Bytes of an inline message in its first line.
 pub(crate) const FIRST_LINE_BYTES: usize = FIRST_WORDS * size_of::<u64>();

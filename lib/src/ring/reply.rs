@@ -29,19 +29,6 @@ use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
 
 /// Maximum size of a request by [`Link::request_inline`](crate::Link::request_inline). Its id takes eight bytes more. Up to
 /// 40 bytes need one cache line.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-/// # config.request_window = 8;
-/// # let phy = options.create(&config)?;
-/// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-/// use shmesh::REQUEST_INLINE_MAX_BYTES;
-/// let _pending = mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES])?;
-/// assert!(mac.request_inline(1, 0, &[7; REQUEST_INLINE_MAX_BYTES + 1]).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
 
 /// Maximum number of replies to one request that can wait for its client. The next one fails with

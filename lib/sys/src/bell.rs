@@ -197,7 +197,7 @@ mod tests {
         assert!(Bell::create(&path, 0o600, None).is_err(), "the name is taken");
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
-        assert!(is_absent(&Ringer::open(&path).unwrap_err()), "it is no socket");
+        assert!(is_absent(&Ringer::open(&path).unwrap_err()), "it is not a socket");
         assert!(!is_absent(&io::Error::from_raw_os_error(libc::EACCES)));
         assert!(!is_absent(&io::Error::from_raw_os_error(libc::EMFILE)));
     }

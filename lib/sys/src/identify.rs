@@ -99,7 +99,7 @@ mod tests {
             let tid = nix::unistd::gettid().as_raw();
             Pidfd::of_number(tid).map(drop)
         });
-        assert_eq!(thread.join().unwrap(), Err(Unknown::Gone), "a thread is no process");
+        assert_eq!(thread.join().unwrap(), Err(Unknown::Gone), "a thread is not a process");
         for nobody in [0, -1, i32::MAX] {
             assert_eq!(Pidfd::of_number(nobody).unwrap_err(), Unknown::Gone, "{nobody}");
         }

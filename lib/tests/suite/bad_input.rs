@@ -674,7 +674,7 @@ fn host_with_another_protocol_is_refused() {
     both_say_without_names(
         dir.path(),
         "Host",
-        &["link link: ", "link.broker", "does not let this process in", "log"],
+        &["link link: ", "link.broker", "refuses this process", "log"],
     );
 }
 

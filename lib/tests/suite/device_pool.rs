@@ -312,7 +312,7 @@ fn failed_creation_leaves_the_pool_to_others() {
     assert!(failed.to_string().contains("make the device memory of pool cuda_data"), "{failed}");
     let short = refused(phy.device_pool(PoolId::CudaData, |size| HostMemory::new(size - 1)));
     assert_eq!(kind_of(&short), "Refused");
-    assert!(short.to_string().contains("has 1280 bytes, not 1279"), "{short}");
+    assert!(short.to_string().contains("must have 1280 bytes, not 1279"), "{short}");
     open(&mac);
 }
 
@@ -346,13 +346,13 @@ fn invalid_offers_are_refused_with_the_rule() {
     let (sealed, open, short) = (memfd(1280, true), memfd(1280, false), memfd(1279, true));
     let (sealed, open, short) = (sealed.as_fd(), open.as_fd(), short.as_fd());
     let offers: [(PoolMemory, &[BorrowedFd<'_>], &str); 14] = [
-        (PoolMemory { pool: 1, ..good.clone() }, &[sealed], "pool 1 is none"),
-        (PoolMemory { pool: 4, ..good.clone() }, &[sealed], "pool 4 is none"),
-        (PoolMemory { pool: u32::MAX, ..good.clone() }, &[sealed], "is none"),
-        (PoolMemory { size: 0, ..good.clone() }, &[sealed], "has 1280 bytes, not 0"),
-        (PoolMemory { size: size - 1, ..good.clone() }, &[sealed], "has 1280 bytes, not 1279"),
-        (PoolMemory { size: size + (1 << 30), ..good.clone() }, &[sealed], "has 1280 bytes"),
-        (PoolMemory { size: u64::MAX, ..good.clone() }, &[sealed], "has 1280 bytes"),
+        (PoolMemory { pool: 1, ..good.clone() }, &[sealed], "has no pool 1"),
+        (PoolMemory { pool: 4, ..good.clone() }, &[sealed], "has no pool 4"),
+        (PoolMemory { pool: u32::MAX, ..good.clone() }, &[sealed], "has no pool 4294967295"),
+        (PoolMemory { size: 0, ..good.clone() }, &[sealed], "must have 1280 bytes, not 0"),
+        (PoolMemory { size: size - 1, ..good.clone() }, &[sealed], "must have 1280 bytes, not 1279"),
+        (PoolMemory { size: size + (1 << 30), ..good.clone() }, &[sealed], "must have 1280 bytes"),
+        (PoolMemory { size: u64::MAX, ..good.clone() }, &[sealed], "must have 1280 bytes"),
         (PoolMemory { mechanism: Mechanism::Ascend.into(), ..good.clone() }, &[sealed], "host or cuda-vmm"),
         (PoolMemory { mechanism: 77, ..good.clone() }, &[sealed], "host or cuda-vmm"),
         (PoolMemory { handle: vec![1], ..good.clone() }, &[sealed], "handle of 0 bytes, not 1"),

@@ -119,13 +119,16 @@ impl<'a> Share<'a> {
 fn pool<'a>(text: &str, config: &'a Config) -> Result<&'a Pool, (String, String)> {
     let known = pool_names(config, "remove the annotation");
     if text.is_empty() {
-        return Err(("it names no pool".to_owned(), known));
+        return Err(("the annotation is empty; it must name a pool".to_owned(), known));
     }
     if text.starts_with("claim/") {
         return Err((format!("{text:?}: claims need DRA mode, which does not exist yet"), known));
     }
     if let Some(name) = text.strip_prefix("pool/") {
-        return Err((format!("{text:?} is no name of a pool"), format!("write the name alone: {name:?}")));
+        return Err((
+            format!("{text:?} is not the name of a pool"),
+            format!("write the name alone: {name:?}"),
+        ));
     }
     config.pool(text).ok_or_else(|| (format!("there is no pool {text:?}"), known))
 }

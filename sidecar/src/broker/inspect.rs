@@ -7,11 +7,6 @@ use super::region::Region;
 use super::{Broker, ProcessId};
 
 /// The number of keys of a process.
-///
-/// ```
-/// use shmesh_sidecar::broker::Holdings;
-/// assert_eq!(Holdings::default().exports, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Holdings {
     /// Number of keys that it has exported.
@@ -22,13 +17,6 @@ pub struct Holdings {
 
 impl Broker {
     /// The number of keys of a process; 0 for an unknown process.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Holdings, Policy, ProcessId};
-    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-    /// let nobody = ProcessId { bare_tgid: 4711, start_time: 12, pidfd_inode: 0 };
-    /// assert_eq!(broker.holdings(&nobody), Holdings::default());
-    /// ```
     #[must_use]
     pub fn holdings(&self, process: &ProcessId) -> Holdings {
         let known = self.tables.processes.get(process);
@@ -39,12 +27,6 @@ impl Broker {
     }
 
     /// All keys after the first `skip`, as many as fit into a packet, in the order in which they were exported.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Policy};
-    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-    /// assert_eq!(broker.all_keys(0).total, 0);
-    /// ```
     #[must_use]
     pub fn all_keys(&self, skip: u32) -> AllKeys {
         let regions = &self.tables.regions;

@@ -112,12 +112,6 @@ pub(crate) use table::Account;
 use table::Tables;
 
 /// The broker of device keys of one sidecar. `Debug` prints counts, and no key or handle.
-///
-/// ```
-/// use shmesh_sidecar::broker::{Broker, Policy};
-/// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-/// assert!(broker.is_idle());
-/// ```
 pub struct Broker {
     policy: Policy,
     entropy: Entropy,
@@ -142,12 +136,6 @@ impl fmt::Debug for Broker {
 }
 
 /// Counts of the broker's tables, for gauges.
-///
-/// ```
-/// use shmesh_sidecar::broker::{Broker, Policy, Stats};
-/// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-/// assert_eq!(broker.stats(), Stats::default());
-/// ```
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Stats {
     /// Sessions of all clients.
@@ -173,13 +161,6 @@ pub struct Stats {
 impl Broker {
     /// Creates a broker without sessions. `entropy` fills bytes from the system's source of random numbers; it must not
     /// return predictable bytes.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Policy};
-    /// let strict = Policy { keys_per_session: 4, ..Policy::default() };
-    /// let broker = Broker::new(strict, |bytes| bytes.fill(7));
-    /// assert_eq!(broker.next_deadline(), None);
-    /// ```
     #[must_use]
     pub fn new(policy: Policy, entropy: impl FnMut(&mut [u8]) + Send + 'static) -> Self {
         Self {
@@ -200,13 +181,6 @@ impl Broker {
     ///
     /// Commands of an unknown session or process are ignored, but the descriptors of its request are dropped, so the
     /// socket needs no table of its own to stay consistent.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Command, Effect, Millis, Policy, SessionId};
-    /// let mut broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-    /// let effects = broker.handle(Millis(0), Command::Closed { session: SessionId(1) });
-    /// assert!(effects.is_empty(), "there is no such session");
-    /// ```
     pub fn handle(&mut self, now: Millis, command: Command) -> Vec<Effect> {
         self.now = self.now.max(now);
         // First, so that timeouts hold even if `Tick` is late.
@@ -227,12 +201,6 @@ impl Broker {
 
     /// The time at which to send [`Command::Tick`], if no other command comes before. A deadline is over when the clock
     /// shows it.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Policy};
-    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-    /// assert_eq!(broker.next_deadline(), None, "nothing waits");
-    /// ```
     #[must_use]
     pub fn next_deadline(&self) -> Option<Millis> {
         let question = self.questions.first_key_value().map(|(_, question)| question.deadline);
@@ -241,23 +209,12 @@ impl Broker {
     }
 
     /// Whether there is no key and no question, so that a draining sidecar can exit.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Policy};
-    /// assert!(Broker::new(Policy::default(), |bytes| bytes.fill(7)).is_idle());
-    /// ```
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.tables.regions.is_empty() && self.questions.is_empty()
     }
 
     /// Counts the entries of all tables.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Policy};
-    /// let broker = Broker::new(Policy::default(), |bytes| bytes.fill(7));
-    /// assert_eq!(broker.stats().keys, 0);
-    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         let regions = || self.tables.regions.values();
@@ -278,11 +235,6 @@ impl Broker {
     ///
     /// # Errors
     /// The inconsistency that was found.
-    ///
-    /// ```
-    /// use shmesh_sidecar::broker::{Broker, Policy};
-    /// assert_eq!(Broker::new(Policy::default(), |bytes| bytes.fill(7)).check(), Ok(()));
-    /// ```
     pub fn check(&self) -> Result<(), &'static str> {
         if let Some(what) = self.tables.inconsistency() {
             return Err(what);

@@ -51,7 +51,7 @@ fn lingering_sockets_affect_only_their_sender() {
 
         let ways: [(&str, &Way); 7] = [
             ("with nothing", &|fd, stream| socket::send(fd, &[], &[stream]).unwrap()),
-            ("with nothing, behind a packet that is none", &|fd, stream| {
+            ("with nothing, behind an invalid packet", &|fd, stream| {
                 socket::send(fd, &[0xff; 100], &[]).unwrap();
                 socket::send(fd, &[], &[stream]).unwrap();
             }),
@@ -59,7 +59,7 @@ fn lingering_sockets_affect_only_their_sender() {
             ("as memory", &|fd, stream| tell(fd, export(Mechanism::Host), &[stream])),
             ("as a device", &|fd, stream| tell(fd, export(Mechanism::CudaVmm), &[stream])),
             ("with too many", &|fd, stream| tell(fd, HELLO, &[stream; MAX_FDS + 1])),
-            ("behind a packet that is none", &|fd, stream| {
+            ("behind an invalid packet", &|fd, stream| {
                 socket::send(fd, &[0xff; 100], &[]).unwrap();
                 tell(fd, HELLO, &[stream]);
             }),

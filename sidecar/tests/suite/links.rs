@@ -317,7 +317,7 @@ fn without_identities_no_client_is_accepted() {
     let sidecar = Sidecar::start_with(dir.path(), "mpmc memfd", &["--identity", absent.to_str().unwrap()]);
     let error = refused(attach(dir.path(), Side::Secondary));
     assert_eq!(kind_of(&error), "Host");
-    assert!(error.to_string().contains("its log says why"), "{error}");
+    assert!(error.to_string().contains("read the reason in the host's log"), "{error}");
     // One refusal on connecting, one on the request.
     assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 2);
 }

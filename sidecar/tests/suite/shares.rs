@@ -68,7 +68,7 @@ fn a_greedy_user_leaves_enough_for_another() {
             "{}",
             refused.text
         );
-        assert!(keys > 100, "{keys}: it is no small share either");
+        assert!(keys > 100, "{keys}: the share is too small");
         assert_eq!(denied("limit_descriptors_per_process"), 1);
         // More refusals than the log accepts from one client, as fast as they can be caused.
         let unknown = || Op::ImportByKey(ImportByKey { key: [&[b'0'; 64][..], &[0]].concat() });

@@ -345,7 +345,7 @@ async fn missing_tools_are_listed() {
     assert!(code == 3 && said.contains("helm") && !said.contains("kind ("), "{said}");
 
     let ran = world.run(&["--kubeconfig", "/no/such/file"]).await;
-    assert!(ran.code == 3 && ran.err.contains("/no/such/file is not there"), "{}", ran.err);
+    assert!(ran.code == 3 && ran.err.contains("/no/such/file does not exist"), "{}", ran.err);
     let unreachable = world.path("kubeconfig");
     let text = fs::read_to_string(&unreachable).unwrap();
     let port = text.split("127.0.0.1:").nth(1).unwrap().split('\'').next().unwrap();

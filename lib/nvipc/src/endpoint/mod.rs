@@ -323,16 +323,6 @@ impl Endpoint {
     /// # Errors
     /// [`NotHeld`](Error::NotHeld) for a buffer that is not held here; the other one is released anyway.
     /// [`Closed`](Error::Closed), [`Dumped`](Error::Dumped).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let phy = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("nvipc", pools)?;
-    /// let buffers = phy.allocate(None)?;
-    /// phy.release(buffers)?;
-    /// assert!(phy.release(buffers).is_err(), "it was released already");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn release(&self, buffers: Buffers) -> Result<()> {
         let shared = &*self.shared;
         let _entered = shared.enter_to_receive()?;

@@ -107,7 +107,7 @@ fn test_wheel() -> Result<(), Failure> {
     let wheel = wheel.ok_or_else(|| Wrong("maturin made no wheel".into()))?;
     let name = wheel.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if !name.contains("-cp310-abi3-") {
-        return Err(Wrong(format!("{name} is no wheel for the stable ABI of CPython 3.10")));
+        return Err(Wrong(format!("{name} is not a wheel for the stable ABI of CPython 3.10")));
     }
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"];
     succeed(Command::new(&python).args(install).arg(&wheel), Wrong)?;

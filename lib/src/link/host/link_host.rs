@@ -117,16 +117,6 @@ impl LinkHost {
     }
 
     /// The descriptors for a newcomer.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
-    /// config.backing = shmesh::config::Backing::Memfd;
-    /// let host = options.keep(&config)?;
-    /// assert!(host.offer().segments > 0, "segments without names are passed as descriptors");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     pub fn offer(&self) -> LinkHostOffer<'_> {
         let (attached, fds) = offer(&self.shared);

@@ -54,8 +54,8 @@ pub(super) const SILENT: &str = "does not answer: its process is stopped or stuc
 /// The previous host has died, or the new one has no memory yet.
 pub(super) const WANTING: &str =
     "has not got the link's memory yet: the processes that have it are stopped or stuck";
-pub(super) const NO_HOST: &str = "is not there, and processes are still on the link: start its sidecar, or have a process create it \
-                                  again";
+pub(super) const NO_HOST: &str = "does not run, and processes are still attached to the link: start its sidecar, or let a process \
+                                  create the link again";
 pub(super) const OTHER_SIDECAR: &str = "is another sidecar; end that first";
 const STRANGER: &str = "is not a shmesh host; end that program, or use another link name";
 
@@ -170,7 +170,7 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<HostAnswer> {
                     host("speaks another version of the protocol; run one version on both sides")
                 }
                 Code::Draining => return Ok(HostAnswer::NoHost),
-                _ => host("does not let this process in; its log says why"),
+                _ => host("refuses this process; read the reason in the host's log"),
             });
         }
         _ => return Err(host(STRANGER)),
@@ -183,7 +183,8 @@ pub(crate) fn ask(store: &Store, lock: &Lock) -> Result<HostAnswer> {
             ours: LAYOUT_VERSION,
         }));
     }
-    let fds = memories(fds).ok_or_else(|| host("sent what is no memory"))?;
+    let fds =
+        memories(fds).ok_or_else(|| host("sent a descriptor that is neither a memfd nor device memory"))?;
     if u32::try_from(fds.len()) != Ok(attached.segments) {
         return Err(host("sent other descriptors than it announced"));
     }

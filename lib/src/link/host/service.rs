@@ -161,9 +161,10 @@ impl HostService {
             request::Op::Seated(_) => Some(None),
             request::Op::PoolMemory(told) => match shared.lend(&told, fds) {
                 Ok(answer) if answer.is_news => Some(Some(answer)),
-                Ok(answer) if answer.memory.is_none() && shared.is_gathering() => {
-                    refuse(Code::Draining, format!("link {link}: a process may still offer it; ask again"))
-                }
+                Ok(answer) if answer.memory.is_none() && shared.is_gathering() => refuse(
+                    Code::Draining,
+                    format!("link {link}: a process may still offer the memory of this pool; retry"),
+                ),
                 Ok(answer) => tell(session, id, &answer).ok().map(|()| None),
                 Err(text) => refuse(Code::Invalid, text),
             },

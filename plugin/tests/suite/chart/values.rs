@@ -240,7 +240,7 @@ struct TestValues {
 /// Returns the chart's schema, with the device plugin's schema for `config`.
 pub(crate) fn schema(plugin: Value) -> Value {
     let mut schema = serde_json::to_value(schemars::schema_for!(Values)).unwrap();
-    let Value::Object(mut plugin) = plugin else { panic!("the plugin's schema is no object") };
+    let Value::Object(mut plugin) = plugin else { panic!("the plugin's schema is not an object") };
     for key in ["$schema", "title"] {
         plugin.remove(key);
     }
