@@ -75,7 +75,7 @@ impl Cluster {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 bail!(
-                    "the namespace {name} is there already: kubectl delete namespace {name}, or choose another --namespace"
+                    "the namespace {name} exists already: run kubectl delete namespace {name}, or choose another --namespace"
                 )
             }
             Err(error) => Err(error).with_context(|| format!("cannot create the namespace {name}")),
@@ -85,7 +85,7 @@ impl Cluster {
     /// Deletes a namespace and waits until it is gone.
     pub(crate) async fn delete_namespace(&self, name: &str) -> Result<()> {
         let namespaces = Api::<Namespace>::all(self.client.clone());
-        let what = format!("the end of namespace {name} and of all in it");
+        let what = format!("the deletion of namespace {name} and of all objects in it");
         let mut is_asked = false;
         self.pace
             .until(&what, async || {
@@ -102,7 +102,7 @@ impl Cluster {
                 let conditions = still.status.and_then(|status| status.conditions).unwrap_or_default();
                 let of_it =
                     conditions.into_iter().filter(|one| one.status == "True").filter_map(|one| one.message);
-                Ok(PollResult::NotYet(format!("it is ending; {}", of_it.collect::<Vec<_>>().join("; "))))
+                Ok(PollResult::NotYet(format!("it is being deleted; {}", of_it.collect::<Vec<_>>().join("; "))))
             })
             .await
     }

@@ -51,7 +51,7 @@ pub(crate) async fn kill_kubelet(setup: &Setup<'_>, node: &str) -> Result<()> {
     run(setup, node, KILL, &["process", "kubelet"])
         .await
         .map(drop)
-        .context("where the kubelet is part of another process (k3s), this cannot be tried")
+        .context("if the kubelet is part of another process (k3s), this scenario cannot run: skip it with --only")
 }
 
 /// Waits until the pools are empty.
@@ -77,7 +77,7 @@ pub(crate) async fn is_clean(setup: &Setup<'_>, node: &str) -> Result<()> {
 async fn left(setup: &Setup<'_>, node: &str, seconds: &str) -> Result<Vec<String>> {
     let said = run(setup, node, LEFT, &[seconds]).await?;
     if said.lines().last() != Some("looked") {
-        bail!("the look at node {node} was cut short: {said}");
+        bail!("the inspection of node {node} ended early: {said}");
     }
     Ok(said.lines().filter_map(|line| line.strip_prefix("left ")).map(str::to_owned).collect())
 }

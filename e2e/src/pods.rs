@@ -27,7 +27,7 @@ pub(crate) fn prepared(text: &str, namespace: &str, args: &Args) -> Result<Vec<V
             container["image"] = match image.split(':').next().unwrap_or_default() {
                 "sidecar" | "shmesh-sidecar" => args.image(Image::Sidecar).into(),
                 "tool" => args.tool_image.clone().into(),
-                other => bail!("a pod of ours with the image {other:?}"),
+                other => bail!("a pod of this program has the unknown image {other:?}"),
             };
             container["imagePullPolicy"] = args.pull_policy.name().into();
         }

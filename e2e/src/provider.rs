@@ -114,7 +114,7 @@ impl ClusterProvider {
 
 fn no_more(missing: &[&str]) -> Result<()> {
     if !missing.is_empty() {
-        bail!("missing here: {}", missing.join("; "));
+        bail!("commands are missing: install {}", missing.join("; "));
     }
     Ok(())
 }

@@ -121,7 +121,7 @@ async fn test(args: &Args, place: &mut ClusterProvider, progress: &mut Progress)
     let others = cluster.plugins().await?;
     if !others.is_empty() {
         bail!(
-            "no cluster to test on: shmesh is on it, {}, and a node has one plugin: uninstall it first",
+            "no cluster to test on: shmesh is already installed ({}), and a node can have only one plugin; uninstall that release first",
             others.join(", ")
         );
     }

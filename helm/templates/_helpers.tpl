@@ -118,7 +118,7 @@ matchExpressions:
 {{- define "shmesh.bytes" -}}
 {{- $text := toString . -}}
 {{- if not (regexMatch "^[0-9]+(Ki|Mi|Gi)?$" $text) -}}
-{{- fail (printf "sidecar.memory: %s is no number of bytes such as 16Mi" $text) -}}
+{{- fail (printf "sidecar.memory: %s is not a number of bytes; write one such as 16Mi" $text) -}}
 {{- end -}}
 {{- $number := int64 (regexFind "^[0-9]+" $text) -}}
 {{- $units := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}

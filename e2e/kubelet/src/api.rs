@@ -1,16 +1,16 @@
-//! What outlives the kubelet: the API server's word on pods and node, and the containers that the runtime runs.
+//! State that outlives the kubelet: the pods and the node in the API server, and the containers of the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::pod::{ContainerState, Phase, Pod, PodStatus};
 
-/// What the API server says of a resource of the node.
+/// A resource of the node in the API server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quantity {
     /// Devices, healthy or not.
     pub capacity: u64,
-    /// Devices that may be handed out, or are.
+    /// Devices that are allocated or can be.
     pub allocatable: u64,
 }
 
@@ -22,16 +22,16 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// In the order of their making.
+    /// In the order in which they were added.
     pods: Vec<Entry>,
     node: BTreeMap<String, Quantity>,
-    /// The kubelet has heard of all its pods since it started.
+    /// The kubelet has received all its pods since it started.
     all_known: bool,
     /// Containers that ran when the kubelet started.
     survivors: BTreeSet<(String, String)>,
 }
 
-/// What outlives the kubelet.
+/// State that outlives the kubelet.
 #[derive(Debug, Default)]
 pub(crate) struct Api(Mutex<State>);
 
@@ -40,7 +40,7 @@ impl Api {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A kubelet has started: it asks the runtime what runs, and does not know its pods yet.
+    /// Records that a kubelet has started: it knows the running containers from the runtime, and no pod yet.
     pub(crate) fn kubelet_started(&self) {
         let mut state = self.state();
         state.all_known = false;
@@ -66,7 +66,7 @@ impl Api {
         self.state().survivors.contains(&(uid.to_owned(), container.to_owned()))
     }
 
-    /// Every container stops, as when the node is switched off.
+    /// Stops every container, as if the node were switched off.
     pub(crate) fn stop_containers(&self) {
         for entry in &mut self.state().pods {
             let restarts = |state: &ContainerState| u32::from(*state != ContainerState::Waiting(None));
@@ -80,7 +80,7 @@ impl Api {
         }
     }
 
-    /// Adds a pod. A uid that is there already is not added again.
+    /// Adds a pod. Returns `false` if there is a pod with this uid.
     pub(crate) fn add(&self, pod: Pod) -> bool {
         let mut state = self.state();
         if state.pods.iter().any(|entry| entry.pod.uid == pod.uid) {
@@ -117,7 +117,7 @@ impl Api {
         }
     }
 
-    /// Those that are not over, in the order of their making.
+    /// The pods that have not ended, in the order in which they were added.
     pub(crate) fn active(&self) -> Vec<Pod> {
         let state = self.state();
         let active = |entry: &&Entry| matches!(entry.status.phase, Phase::Pending | Phase::Running);

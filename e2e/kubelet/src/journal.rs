@@ -1,4 +1,4 @@
-//! What has happened on a node, in order.
+//! The events of a node, in order.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -7,29 +7,29 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 
-/// Something that happened, and when.
+/// An event and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// By the node's clock.
     pub at: Duration,
-    /// The event that has happened.
+    /// The event itself, without its time.
     pub event: Event,
 }
 
-/// Something that happened. Errors are in the kubelet's words.
+/// An event of a node. Errors have the wording of the real kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are named after what they are")]
 pub enum Event {
-    /// The sockets are up.
+    /// The kubelet listens on its sockets.
     KubeletStarted,
     /// The kubelet was killed.
     KubeletKilled,
-    /// The checkpoint could not be read, and was left aside.
+    /// The checkpoint could not be read and was ignored.
     CheckpointIgnored { error: String },
-    /// A plugin has been connected to.
+    /// The kubelet connected to a plugin.
     Registered { resource: String, socket: String },
-    /// A plugin registered, and could not be connected to.
+    /// A plugin registered, but the kubelet could not connect to it.
     RegisterRefused { resource: String, error: String },
     /// A plugin that was found by its socket was notified.
     Notified { socket: String, registered: bool, error: String },
@@ -81,7 +81,7 @@ impl Journal {
         self.changed();
     }
 
-    /// Wakes who waits for the node to be in some state.
+    /// Wakes the tasks that wait for a state of the node.
     pub(crate) fn changed(&self) {
         self.changes.send_modify(|count| *count += 1);
     }

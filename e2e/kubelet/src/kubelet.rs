@@ -23,18 +23,18 @@ pub(crate) struct Kubelet {
     pub(crate) manager: Arc<Manager>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) process: Process,
-    /// One pod at a time.
+    /// Locked during an admission: the kubelet admits one pod at a time.
     admission: Mutex<()>,
 }
 
 impl Kubelet {
-    /// Sockets are up when this returns; no pod is known yet.
+    /// Starts a kubelet that listens on its sockets and knows no pod yet.
     pub(crate) fn start(config: &Config, journal: &Arc<Journal>, api: &Arc<Api>) -> io::Result<Arc<Self>> {
         let process = Process::default();
         api.kubelet_started();
         let manager = Arc::new(Manager::new(config.clone(), Arc::clone(journal), Arc::clone(api)));
         if !manager.has_checkpoint() {
-            // It takes the node for a new one.
+            // Without a checkpoint the kubelet assumes a new node.
             api.update_node(|node| node.values_mut().for_each(|quantity| *quantity = Default::default()));
         }
         let registry =
@@ -73,7 +73,7 @@ impl Kubelet {
         }
     }
 
-    /// Tells the API server what there is.
+    /// Reports capacity and allocatable resources to the API server.
     pub(crate) fn update_node(&self) {
         let (present, removed) = self.manager.capacity();
         self.api.update_node(|node| {
@@ -87,7 +87,7 @@ impl Kubelet {
         self.journal.changed();
     }
 
-    /// The first news from the API server: every pod that is bound to the node is admitted again.
+    /// Handles the first update of the API server: admits every pod of the node again.
     pub(crate) async fn learn_pods(&self, pods: Vec<Pod>) {
         for pod in pods {
             self.add_pod(&pod).await;
@@ -143,7 +143,8 @@ impl Kubelet {
         Ok(())
     }
 
-    /// The scheduler's own predicate, on what the node is known to have, and at least what is allocated.
+    /// Checks that the node has the resources of the pod, as the scheduler does: of the known capacity, or of the allocated
+    /// amount if that is more.
     fn check_node(&self, pod: &Pod) -> Result<(), (String, String)> {
         let allocatable = |(resource, quantity): (String, Quantity)| (resource, quantity.allocatable);
         let mut node: BTreeMap<String, u64> = self.api.node().into_iter().map(allocatable).collect();
@@ -165,7 +166,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Starts those that do not run, init containers one after the other; stops at an init container that fails.
+    /// Starts the containers that do not run. Init containers start one after the other, and the first that fails ends this.
     pub(crate) async fn start_containers(&self, uid: &str) {
         let Some((pod, status)) = self.api.pod(uid) else { return };
         let plain =

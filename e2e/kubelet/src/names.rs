@@ -1,4 +1,4 @@
-//! Which names the kubelet takes for a resource.
+//! The rules of the kubelet for names of resources.
 
 /// Whether the kubelet accepts `name` as that of an extended resource: `domain/name`, not of `kubernetes.io`, within the
 /// bounds that a quota for it would have.

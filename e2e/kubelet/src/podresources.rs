@@ -1,4 +1,4 @@
-//! Which pod has which device: the kubelet's answer to monitoring agents.
+//! The pod resources API, by which monitoring agents list the devices of pods.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -27,7 +27,7 @@ use crate::wire::serve;
 const PER_SECOND: f64 = 100.0;
 const BURST: f64 = 10.0;
 
-/// Serves until the process ends.
+/// Serves the API until the process ends.
 pub(crate) fn start(
     config: &Config,
     api: Arc<Api>,
@@ -46,7 +46,7 @@ pub(crate) fn start(
     serve(&path, 0o755, PodResourcesListerServer::new(Lister { api, manager, limiter }), process)
 }
 
-/// A bucket of tokens.
+/// A rate limit by a bucket of tokens.
 #[derive(Debug)]
 struct Limiter {
     clock: Clock,
@@ -73,7 +73,7 @@ struct Lister {
 }
 
 impl Lister {
-    /// Plain init containers are not among them.
+    /// The resources of the pod's containers, without those of init containers that are not sidecars.
     fn resources(&self, pod: &Pod) -> PodResources {
         let sidecars = pod.init.iter().filter(|container| container.restartable);
         let containers = sidecars.chain(&pod.containers);
@@ -96,7 +96,7 @@ impl Lister {
     }
 }
 
-/// One entry per device, or per NUMA node of it.
+/// Returns an entry for each NUMA node of the device, or one entry if it has none.
 fn entries(located: DeviceLocation) -> Vec<ContainerDevices> {
     let DeviceLocation { resource, device, nodes } = located;
     let entry = |topology| ContainerDevices {

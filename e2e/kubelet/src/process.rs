@@ -1,4 +1,4 @@
-//! All that one run of the kubelet has in flight. When it is killed, everything stops where it stands.
+//! The tasks of one run of the kubelet. When it is killed, all of them stop at once.
 
 use std::future::Future;
 
@@ -17,7 +17,7 @@ impl Process {
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let killed = self.killed.clone();
         self.tasks.spawn(async move {
-            // First of all whether it is dead: what fails because of that has no consequences any more.
+            // The end of the process is checked first, so that an error that it causes has no effect.
             tokio::select! {
                 biased;
                 () = killed.cancelled() => {}
@@ -26,7 +26,7 @@ impl Process {
         });
     }
 
-    /// Awaits `work` as a part of this process: `None` if the process is killed first.
+    /// Runs `work` as a part of this process. Returns `None` if the process is killed first.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -35,7 +35,7 @@ impl Process {
         }
     }
 
-    /// Ends every task, and returns when all of them have let go of what they held.
+    /// Ends every task, and returns when all of them have released their resources.
     pub(crate) async fn kill(&self) {
         self.killed.cancel();
         self.tasks.close();

@@ -1,4 +1,5 @@
-//! Chance that can be repeated: the kubelet's sets have no order, and neither have the double's.
+//! Random numbers that a seed reproduces. They give the sets of this kubelet an arbitrary order, as those of the real one
+//! have.
 
 /// A sequence of numbers that depends only on its seed (SplitMix64).
 ///
@@ -12,7 +13,7 @@
 pub struct Chance(u64);
 
 impl Chance {
-    /// The sequence of this seed.
+    /// Creates the sequence of a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -32,7 +33,7 @@ impl Chance {
         usize::try_from(self.number() % limit).expect("less than a usize")
     }
 
-    /// The items in an order of their own.
+    /// Returns the items in a random order.
     pub fn shuffled<T>(&mut self, items: impl IntoIterator<Item = T>) -> Vec<T> {
         let mut items: Vec<T> = items.into_iter().collect();
         for last in (1..items.len()).rev() {

@@ -9,21 +9,21 @@ use crate::node::Node;
 use crate::pod::{Container, Phase, Pod};
 use crate::random::Chance;
 
-/// How long a plugin may take, by the node's clock, until the kubelet counts its devices right again.
+/// How long a plugin may take, by the node's clock, until the kubelet counts its devices correctly again.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(3);
 
-/// A device plugin that runs against a node, as far as the driver needs to know it.
+/// A device plugin that runs against a node, with the operations that the driver needs.
 pub trait Subject {
-    /// Kills the plugin as a container's end does, and starts it again. It may return before the plugin has registered.
+    /// Kills the plugin, as the end of its container does, and starts it again. It may return before the plugin has registered.
     fn restart(&mut self) -> impl Future<Output = ()>;
 
-    /// Changes the health of some devices, as chance has it.
+    /// Changes the health of some devices at random.
     fn flip(&mut self, chance: &mut Chance);
 
-    /// The healthy devices by resource: what the kubelet ought to count.
+    /// The healthy devices by resource, which the kubelet must count.
     fn healthy(&self) -> BTreeMap<String, BTreeSet<String>>;
 
-    /// The sockets that it serves now, to be deleted under it.
+    /// The sockets that it serves now, which the driver deletes.
     fn sockets(&self) -> Vec<PathBuf>;
 }
 
@@ -36,9 +36,9 @@ pub enum Step {
     KubeletDown,
     /// The plugin is killed and started again.
     PluginRestart,
-    /// Both at the same time.
+    /// Kubelet and plugin are restarted at the same time.
     BothRestart,
-    /// The kubelet gives the plugin up, as it does in the race by name.
+    /// The kubelet disconnects the plugin, as it does in the race by name.
     StreamCut,
     /// A socket of the plugin is deleted.
     SocketRemoval,
@@ -65,20 +65,20 @@ impl Step {
     ];
 }
 
-/// What a run was like.
+/// The result of a run without errors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// How often each step was taken.
     pub steps: BTreeMap<Step, usize>,
-    /// Pods that got what they asked for.
+    /// Pods that got the devices that they requested.
     pub admitted: usize,
-    /// Pods that asked for more than there was, and were refused.
+    /// Pods that requested more devices than there were, and were refused.
     pub refused: usize,
-    /// The longest time until all was right again.
+    /// The longest time until the state was correct again.
     pub slowest: Duration,
 }
 
-/// What went wrong, and after what.
+/// The first error, with the steps before it.
 ///
 /// ```
 /// # async fn fails<S: shmesh_fake_kubelet::Subject>(node: &shmesh_fake_kubelet::Node, subject: &mut S) {
@@ -103,7 +103,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Takes so many steps, and after each checks that, within three seconds, the kubelet counts as many devices as are healthy;
+/// Takes `steps` steps, and after each checks that, within three seconds, the kubelet counts as many devices as are healthy;
 /// that no device is allocated twice, or to a pod that did not request it; that a pod is admitted if and only if there is enough;
 /// and that no allocation is left without a pod. The kubelet must run, and the plugin too.
 pub async fn soak<S: Subject>(
@@ -138,7 +138,7 @@ struct Run<'a, S> {
     node: &'a Node,
     subject: &'a mut S,
     chance: Chance,
-    /// Resource and count of each living pod.
+    /// Resource and count that each living pod requested.
     asked: BTreeMap<String, (String, u64)>,
     next_pod: u64,
     history: Vec<Step>,
@@ -178,14 +178,14 @@ impl<S: Subject> Run<'_, S> {
             Step::PodAdd => return self.add_pod().await,
             Step::PodDelete => self.delete_pod(),
         }
-        // Now and then the next thing happens before this one is over.
+        // Sometimes the next step begins before the effects of this one have ended.
         if self.chance.below(4) == 0 {
             return Ok(());
         }
         self.settle().await
     }
 
-    /// Waits until the kubelet counts right, and checks who has what.
+    /// Waits until the kubelet counts correctly, and checks the devices of each pod.
     async fn settle(&mut self) -> Result<(), String> {
         let healthy = self.subject.healthy();
         let start = self.node.clock().now();
@@ -207,9 +207,9 @@ impl<S: Subject> Run<'_, S> {
             let mut counts: BTreeMap<String, u64> = BTreeMap::new();
             for holder in self.node.holders(resource) {
                 *counts.entry(holder.pod.clone()).or_default() += 1;
-                // What a dead pod had may be handed out again only after it has been taken back.
+                // A device of a dead pod may be allocated again only after it was freed.
                 if !seen.insert(holder.device.clone()) {
-                    return Err(format!("{} of {resource} was handed out twice", holder.device));
+                    return Err(format!("{} of {resource} was allocated twice", holder.device));
                 }
             }
             for (pod, count) in counts {
@@ -227,7 +227,7 @@ impl<S: Subject> Run<'_, S> {
     }
 
     async fn add_pod(&mut self) -> Result<(), String> {
-        // A pod that comes while the plugin is away fails, and rightly so. And what is right has to stay so.
+        // A pod that is added while the plugin does not run is refused, which is correct. A correct state must also last.
         self.node.clock().sleep(RECOVERY_LIMIT).await;
         self.settle().await?;
         let healthy = self.subject.healthy();
@@ -262,14 +262,14 @@ impl<S: Subject> Run<'_, S> {
                 ));
             }
         }
-        // An admission takes back what the dead had: now every allocation has a pod.
+        // An admission frees the devices of dead pods, so now every allocation has a pod.
         let holders = self.node.holders(resource);
         let held: BTreeSet<String> = holders.iter().map(|holder| holder.device.clone()).collect();
         let allocated = self.node.allocated(resource);
         let ghosts: Vec<_> = holders.iter().filter(|holder| !self.asked.contains_key(&holder.pod)).collect();
         if held != allocated || !ghosts.is_empty() {
             return Err(format!(
-                "{resource}: {allocated:?} are taken, {held:?} are held, {ghosts:?} by the dead"
+                "{resource}: {allocated:?} are allocated, {held:?} are held by pods, {ghosts:?} by dead pods"
             ));
         }
         self.check_holders(healthy.keys())

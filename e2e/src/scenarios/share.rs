@@ -8,7 +8,7 @@ use crate::wait::PollResult;
 
 use super::Setup;
 
-/// The writer goes on; the reader succeeds once it has read what the writer wrote, and written to it.
+/// The writer keeps running. The reader succeeds once it has read the writer's message and written its own.
 fn exchanged(pod: Pod) -> PollResult<Pod> {
     if pods::name(&pod) == "writer" { pods::ready(pod) } else { pods::succeeded(pod) }
 }
@@ -17,6 +17,6 @@ pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     setup.start(pods::SHARE, namespace, exchanged).await?;
     let writer = setup.cluster.pod(namespace, "writer").await?;
     let count = pods::containers(&writer).count();
-    ensure!(count == 1, "the writer has {count} containers, and a pool without links brings none");
+    ensure!(count == 1, "the writer has {count} containers, and a pool without links adds none");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Allocate and PreStartContainer: what the plugin is asked for a container.
+//! The calls to plugins for a container: Allocate and PreStartContainer.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::journal::Event;
 use crate::pod::{Container, Pod, RunOptions};
 
 impl Manager {
-    /// Allocates what one container of the pod asks for.
+    /// Allocates the devices that one container of the pod requests.
     pub(crate) async fn allocate(&self, pod: &Pod, container: &Container) -> Result<(), String> {
         {
             let mut state = self.state();
@@ -83,7 +83,7 @@ impl Manager {
         };
         let mut state = self.state();
         let answer = answer.inspect_err(|_| state.allocated = state.held.all())?;
-        // Here the real one forgets to take the devices back, and so they leak until some pod is removed.
+        // The real kubelet does not free the devices here, so they leak until some pod is removed.
         let Some(answer) = answer.container_responses.into_iter().next() else {
             return Err("no containers return in allocation response ".to_owned());
         };
@@ -105,7 +105,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The settings for the runtime to start the container, after the plugins have agreed.
+    /// Returns the settings with which the runtime starts the container, after all PreStartContainer calls succeeded.
     pub(crate) async fn run_options(&self, pod: &Pod, container: &Container) -> Result<RunOptions, String> {
         let limits = self.state().chance.shuffled(container.limits.clone());
         let mut allocate_again = false;
@@ -160,7 +160,7 @@ impl Manager {
         answer.map_err(|error| format!("device plugin PreStartContainer rpc failed with err: {error}"))
     }
 
-    /// A resource that is neither registered nor allocated does not belong to the device manager.
+    /// Whether the device manager is responsible for the resource: it is registered or allocated.
     fn is_of_a_plugin(&self, resource: &str) -> bool {
         let state = self.state();
         state.healthy.contains_key(resource) || state.allocated.contains_key(resource)

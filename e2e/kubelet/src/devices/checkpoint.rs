@@ -1,4 +1,4 @@
-//! What outlives the kubelet: `kubelet_internal_checkpoint`, as the real one writes it.
+//! The checkpoint of the device manager: `kubelet_internal_checkpoint`, in the format of the real kubelet.
 //!
 //! Its checksum is FNV-1a over the data as the Go library *spew* prints them with their types.
 
@@ -57,14 +57,14 @@ impl Entry {
         }
     }
 
-    /// What Allocate answered; an answer that cannot be read loses its entry.
+    /// The answer of Allocate; `None` if it cannot be parsed, and then the entry is dropped.
     pub(super) fn answer(&self) -> Option<ContainerAllocateResponse> {
         let bytes = STANDARD.decode(&self.answer).ok()?;
         ContainerAllocateResponse::decode(&*bytes).ok()
     }
 }
 
-/// The data, or `None` where there is no checkpoint.
+/// Reads the data. Returns `None` if there is no checkpoint.
 pub(super) fn read(path: &Path) -> Result<Option<Data>, String> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -78,7 +78,7 @@ pub(super) fn read(path: &Path) -> Result<Option<Data>, String> {
     Ok(Some(data))
 }
 
-/// Written aside and renamed, so that a reader sees the old one or the new one.
+/// Writes another file and renames it, so that a reader gets the old checkpoint or the new one.
 pub(super) fn write(path: &Path, data: Data) -> io::Result<()> {
     let checkpoint = Checkpoint { checksum: sum(&data), data };
     let mut text = serde_json::to_string(&checkpoint)?;
@@ -91,7 +91,7 @@ pub(super) fn write(path: &Path, data: Data) -> io::Result<()> {
     fs::rename(aside, path)
 }
 
-/// Whether the checksum is that of the data.
+/// Whether the checksum matches the data; `None` if the text cannot be parsed.
 pub(crate) fn checksum_matches(text: &str) -> Option<bool> {
     let Checkpoint { data, checksum } = serde_json::from_str(text).ok()?;
     Some(checksum == sum(&data))
@@ -133,7 +133,7 @@ fn printed_entry(entry: &Entry) -> String {
 mod tests {
     use super::*;
 
-    /// Written by a real kubelet, and published with its checksum.
+    /// A checkpoint that a real kubelet wrote and that was published with its checksum.
     const REAL: &str = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["GPU-0650a168-e770-3ea8-8ac3-8a1d419763e0"]}},"Checksum":3952659280}"#;
     const REAL_WITH_POD: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"513cb897-0262-4868-826f-aa943ee45a38","ContainerName":"app","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-77a702db-e37f-3a74-d46d-c5713f66058c"]},"AllocResp":"CkIKFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSKEdQVS03N2E3MDJkYi1lMzdmLTNhNzQtZDQ2ZC1jNTcxM2Y2NjA1OGMaJAoOL2Rldi9udmlkaWFjdGwSDi9kZXYvbnZpZGlhY3RsGgJydxomCg8vZGV2L252aWRpYS11dm0SDy9kZXYvbnZpZGlhLXV2bRoCcncaMgoVL2Rldi9udmlkaWEtdXZtLXRvb2xzEhUvZGV2L252aWRpYS11dm0tdG9vbHMaAnJ3Gi4KEy9kZXYvbnZpZGlhLW1vZGVzZXQSEy9kZXYvbnZpZGlhLW1vZGVzZXQaAnJ3GiAKDC9kZXYvbnZpZGlhMBIML2Rldi9udmlkaWEwGgJydw=="}],"RegisteredDevices":{"nvidia.com/gpu":["GPU-77a702db-e37f-3a74-d46d-c5713f66058c","GPU-9b341c59-f96b-ba85-c137-78c3652fea65","GPU-c1e9f249-b37b-81c2-a8d9-ba5ca0294841"]}},"Checksum":133412836}"#;
 

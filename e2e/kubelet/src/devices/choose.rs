@@ -1,4 +1,4 @@
-//! Which devices a container gets: reused ones, then those on its NUMA nodes, then those that the plugin prefers.
+//! Choosing the devices of a container: reused ones, then those on its NUMA nodes, then those that the plugin prefers.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Manager, Names};
 use crate::journal::Event;
 use crate::pod::{Container, Pod};
 
-/// A choice that is being made. What it takes is marked at once, and stays so if the choice fails.
+/// A choice in progress. Devices are marked as allocated when they are chosen, and stay marked if the choice fails.
 struct Choice<'a> {
     resource: &'a str,
     taken: Names,
@@ -16,7 +16,7 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Takes from these, in no order, as many as are needed. Whether it has enough now.
+    /// Chooses as many of these devices as are needed, in no order. Returns whether there are enough now.
     fn take(&mut self, state: &mut State, from: &Names) -> bool {
         let fresh: Vec<String> = from.difference(&self.taken).cloned().collect();
         for device in state.chance.shuffled(fresh) {
@@ -62,7 +62,7 @@ impl Manager {
                 }
                 choice.needed = 0;
             }
-            // The kubelet was restarted under a running container: it has what it needs.
+            // The kubelet was restarted while the container ran: the container has its devices.
             if !self.api.all_known() && self.api.is_running(uid, name) {
                 return Ok(Names::new());
             }
@@ -98,7 +98,8 @@ impl Manager {
         };
         let ByAffinity { aligned, unaligned, elsewhere } = groups;
 
-        // With a choice among the aligned ones, the plugin is asked about them; without one, about the rest.
+        // If there are more aligned devices than needed, the plugin chooses among them; otherwise all of them are taken, and it
+        // chooses the rest.
         let choosable = if choice.needed < aligned.len() { &aligned } else { &available };
         if choice.needed >= aligned.len() && choice.take(&mut self.state(), &aligned) {
             return Ok(choice.taken);
@@ -118,7 +119,7 @@ impl Manager {
         ))
     }
 
-    /// What the plugin prefers, if it said that it has preferences.
+    /// The devices that the plugin prefers, if its options say that it has preferences.
     async fn preferred(
         &self,
         resource: &str,

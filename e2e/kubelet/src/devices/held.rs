@@ -1,4 +1,4 @@
-//! Which container has which devices, and what Allocate answered for them.
+//! The devices of each container, and the answers of Allocate for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,13 +6,13 @@ use shmesh_kubelet_api::deviceplugin::ContainerAllocateResponse;
 
 use super::Names;
 
-/// Stands for a NUMA node where a device has none.
+/// The NUMA node of a device that is on none.
 pub(crate) const NO_NUMA: i64 = -1;
 
-/// What one container has of one resource.
+/// The devices of one resource that one container has.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Share {
-    /// By NUMA node; a device with two is in both.
+    /// By NUMA node; a device on two nodes is listed for both.
     pub(crate) devices: BTreeMap<i64, Vec<String>>,
     /// The answer of `Allocate`.
     pub(crate) answer: ContainerAllocateResponse,
@@ -38,7 +38,7 @@ impl Allocations {
         self.0.contains_key(uid)
     }
 
-    /// Keeps only these pods, and tells whether that changed anything.
+    /// Keeps only these pods. Returns whether others were removed.
     pub(crate) fn retain(&mut self, uids: &BTreeSet<String>) -> bool {
         let before = self.0.len();
         self.0.retain(|uid, _| uids.contains(uid));

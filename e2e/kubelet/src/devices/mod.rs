@@ -2,12 +2,12 @@
 //!
 //! | file | concept |
 //! |---|---|
-//! | `state.rs` | devices, endpoints and allocations, and what ListAndWatch and time make of them |
-//! | `held.rs` | which container has which devices, and what Allocate answered for them |
-//! | `choose.rs` | which devices a container gets |
+//! | `state.rs` | devices, endpoints and allocations, and their changes by ListAndWatch and with time |
+//! | `held.rs` | the devices of each container, and the answers of Allocate for them |
+//! | `choose.rs` | choosing the devices of a container |
 //! | `allocate.rs` | Allocate and PreStartContainer |
 //! | `options.rs` | the answers of all resources, merged for the runtime |
-//! | `checkpoint.rs` | what outlives the kubelet |
+//! | `checkpoint.rs` | the file that outlives the kubelet |
 
 mod allocate;
 mod checkpoint;
@@ -70,7 +70,7 @@ impl Manager {
         })
     }
 
-    /// A plugin has answered: it is the endpoint of its resource from now on.
+    /// Makes a plugin that has answered the endpoint of its resource.
     pub(crate) async fn connected(&self, plugin: &Arc<Plugin>) -> Result<(), String> {
         let options = plugin.options().await;
         let options = options.map_err(|error| format!("failed to get device plugin options: {error}"))?;
@@ -79,17 +79,17 @@ impl Manager {
         Ok(())
     }
 
-    /// The endpoint of the resource is given up, whichever it is; or only this one, if the race is fixed.
+    /// Gives up the endpoint of the resource, even if it is a newer plugin; if the race is fixed, only this plugin.
     pub(crate) fn disconnected(&self, plugin: &Plugin) {
         self.state().disconnect(plugin, self.config.race, self.config.clock.now());
         self.journal.add(Event::Disconnected { resource: plugin.resource.clone() });
     }
 
-    /// ListAndWatch sent a list.
+    /// Handles a list that ListAndWatch sent.
     pub(crate) fn listed(&self, resource: &str, devices: Vec<shmesh_kubelet_api::deviceplugin::Device>) {
         let total = devices.len();
         let (healthy, pods) = self.state().replace(resource, devices);
-        // The kubelet logs what goes wrong here, and goes on.
+        // The kubelet logs an error here and continues.
         let _ = self.write_checkpoint();
         self.journal.add(Event::Listed { resource: resource.to_owned(), total, healthy });
         if !pods.is_empty() {
@@ -109,7 +109,7 @@ impl Manager {
         (present, removed)
     }
 
-    /// Takes back what pods had that are no longer active.
+    /// Frees the devices of pods that are no longer active.
     pub(crate) fn free_what_the_dead_had(&self) {
         let active = self.api.active_uids();
         if self.api.all_known() {
@@ -127,12 +127,12 @@ impl Manager {
         self.state().allocated_counts(uid)
     }
 
-    /// What a container has: resource, device, where.
+    /// The devices of a container, with resource and location.
     pub(crate) fn held_by(&self, uid: &str, container: &str) -> Vec<DeviceLocation> {
         self.state().held_by(uid, container)
     }
 
-    /// What could be handed out: resource, device, where.
+    /// The devices that can be allocated, with resource and location.
     pub(crate) fn healthy(&self) -> Vec<DeviceLocation> {
         self.state().healthy_devices()
     }

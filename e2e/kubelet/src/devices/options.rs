@@ -1,4 +1,4 @@
-//! The answers of all resources of a container, merged for the runtime: the first wins.
+//! Merging the answers of all resources of a container for the runtime; on a conflict the first answer is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Devices, endpoints and allocations, and what ListAndWatch and time make of them.
+//! Devices, endpoints and allocations, and their changes by ListAndWatch and with time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::config::Race;
 use crate::random::Chance;
 use crate::registry::Plugin;
 
-/// How long a resource is kept whose plugin is gone.
+/// How long a resource is kept after its plugin has gone.
 const GRACE: Duration = Duration::from_secs(5 * 60);
 
 /// A device: its resource, its name, and its NUMA nodes.
@@ -28,7 +28,7 @@ pub(crate) struct DeviceLocation {
 /// The plugin of a resource.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
-    /// None yet, if the resource is only known from the checkpoint.
+    /// `None` if the resource is only known from the checkpoint.
     pub(super) plugin: Option<Arc<Plugin>>,
     pub(super) options: DevicePluginOptions,
     pub(super) stopped: Option<Duration>,
@@ -47,14 +47,14 @@ impl Endpoint {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) endpoints: BTreeMap<String, Endpoint>,
-    /// As ListAndWatch told last.
+    /// The devices of the last list of ListAndWatch.
     pub(super) known: BTreeMap<String, BTreeMap<String, Device>>,
     pub(super) healthy: BTreeMap<String, Names>,
     pub(super) unhealthy: BTreeMap<String, Names>,
-    /// What is not to be handed out: what pods have, and what leaked.
+    /// Devices that cannot be allocated: those of pods, and leaked ones.
     pub(super) allocated: BTreeMap<String, Names>,
     pub(super) held: Allocations,
-    /// What plain init containers of the pod that is being admitted leave to those that come after.
+    /// Devices of finished init containers of the pod that is being admitted; its later containers reuse them.
     pub(super) reusable: (String, BTreeMap<String, Names>),
     pub(super) chance: Chance,
 }
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Allocations are restored; resources too, but without devices until a plugin registers.
+    /// Restores allocations and resources. A resource has no devices until a plugin registers.
     pub(super) fn restore(&mut self, data: Data, now: Duration) {
         for entry in data.pod_device_entries.unwrap_or_default() {
             if let Some(answer) = entry.answer() {
@@ -219,7 +219,7 @@ impl State {
         let mut health = Vec::new();
         for (resource, share) in self.held.of(uid, container).into_iter().flatten() {
             for name in share.names() {
-                // What is not in the list any more counts as healthy here: so it is upstream.
+                // As in the real kubelet, a device that is no longer in the list counts as healthy here.
                 let device = self.known.get(resource).and_then(|devices| devices.get(&name));
                 let healthy = device.is_none_or(|device| device.health == HEALTHY);
                 let word = if healthy { HEALTHY } else { shmesh_kubelet_api::UNHEALTHY };

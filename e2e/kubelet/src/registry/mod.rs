@@ -90,13 +90,13 @@ impl Registry {
             },
         };
         self.journal.add(Event::StreamEnded { resource: plugin.resource.clone(), error });
-        // By name, this is the plugin that registered last: the race.
+        // In the race by name, this is the plugin that registered last.
         if let Some(current) = self.current(&plugin.resource, &plugin.socket) {
             self.disconnect(&current);
         }
     }
 
-    /// The socket of a plugin that was found by it is gone.
+    /// Disconnects a plugin whose socket was removed.
     fn deregister(&self, resource: &str, socket: &Path) {
         if let Some(current) = self.current(resource, socket) {
             self.disconnect(&current);
@@ -126,7 +126,7 @@ impl Registry {
         same.push(Arc::clone(plugin));
     }
 
-    /// By name, a registration that fails takes the one before it along.
+    /// Removes a plugin whose registration failed; in the race by name, also the plugin that registered before it.
     fn remove(&self, plugin: &Plugin) {
         let mut clients = self.clients();
         if let Some(same) = clients.get_mut(&plugin.resource) {

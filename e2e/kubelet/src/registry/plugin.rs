@@ -108,7 +108,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// The next list, or why the stream has ended.
+    /// Returns the next list, or the reason why the stream has ended.
     pub(crate) async fn next(&mut self) -> Result<ListAndWatchResponse, String> {
         tokio::select! {
             biased;

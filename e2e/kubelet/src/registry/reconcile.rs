@@ -1,4 +1,5 @@
-//! Plugins that are found by their socket: asked who they are, registered, told so, and given up when the socket goes.
+//! Plugins that are found by their socket: the kubelet asks for their name, registers and notifies them, and disconnects them
+//! when the socket is removed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,7 +34,7 @@ struct FoundSocket {
     endpoint: PathBuf,
 }
 
-/// What is going on at a socket, or went wrong there last.
+/// The operation in progress for a socket, or its last error.
 #[derive(Clone, Debug)]
 enum Operation {
     Running,
@@ -46,7 +47,7 @@ struct Progress {
     operations: BTreeMap<PathBuf, Operation>,
 }
 
-/// The loop that makes the plugins known those whose sockets are there.
+/// The loop that registers a plugin for each socket, and disconnects those without a socket.
 #[derive(Debug)]
 struct Reconciler {
     registry: Arc<Registry>,
@@ -78,7 +79,8 @@ impl Reconciler {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that are gone, or were made again, are given up first; what is registered in the next round.
+    /// Disconnects plugins whose sockets were removed or created again, and registers new sockets. A socket that was created
+    /// again is registered in the next round.
     fn reconcile(self: &Arc<Self>) {
         let sockets = self.sockets.all();
         let found = self.progress().found.clone();
@@ -102,7 +104,7 @@ impl Reconciler {
         }
     }
 
-    /// One operation per socket at a time, and after a failure not before a pause.
+    /// Starts an operation, unless one for this socket is in progress or failed recently.
     fn start(
         self: &Arc<Self>,
         socket: &Path,

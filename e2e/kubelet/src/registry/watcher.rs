@@ -38,14 +38,14 @@ impl Sockets {
 #[derive(Debug)]
 pub(super) struct Watcher {
     queue: Inotify,
-    /// The same queue, as tokio sees it.
+    /// The same queue, registered with tokio.
     readiness: AsyncFd<OwnedFd>,
     dirs: Vec<(WatchDescriptor, PathBuf)>,
     sockets: Sockets,
 }
 
 impl Watcher {
-    /// Watches `root`, and adds the sockets that it has already.
+    /// Watches `root`, and adds the sockets that exist in it.
     pub(super) fn new(root: &Path, sockets: Sockets) -> io::Result<Self> {
         fs::create_dir_all(root)?;
         let queue = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -55,7 +55,7 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Follows the directories for ever.
+    /// Handles the events of the directories; never returns.
     pub(super) async fn run(mut self) {
         loop {
             let events = {
@@ -94,7 +94,7 @@ impl Watcher {
         }
     }
 
-    /// Watches a directory and its subdirectories, and adds the sockets that they have already.
+    /// Watches a directory and its subdirectories, and adds the sockets that exist in them.
     fn watch(&mut self, dir: &Path) -> io::Result<()> {
         let flags = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE;
         let watch = self.queue.add_watch(dir, flags)?;

@@ -1,12 +1,12 @@
-//! The `:authority` that Go makes of a path.
+//! The `:authority` that Go derives from a path.
 //!
-//! grpc-go sends the percent-encoded path of a socket as `:authority` by default. Rust's `http` takes a `%` for
-//! an error there, so a Rust server answers `PROTOCOL_ERROR`; and a Rust client cannot say it at all. So the request is made
-//! with a placeholder of the same length, and the bytes are replaced on their way to the socket.
+//! grpc-go sends the percent-encoded path of a socket as `:authority` by default. Rust's `http` treats a `%`
+//! there as an error: a Rust server answers `PROTOCOL_ERROR`, and a Rust client cannot send it. So the request is made with a
+//! placeholder of the same length, and the bytes are replaced before they reach the socket.
 
 use std::path::Path;
 
-/// What a connection calls its server.
+/// The name of the server in the requests of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Authority(String);
 
@@ -14,12 +14,12 @@ pub(crate) struct Authority(String);
 const FILL: char = 'a';
 
 impl Authority {
-    /// Named by the kubelet's code.
+    /// The name that the kubelet's code sets.
     pub(crate) fn localhost() -> Self {
         Self("localhost".to_owned())
     }
 
-    /// Made from a path by grpc-go.
+    /// The name that grpc-go derives from a path.
     pub(crate) fn of_path(path: &Path) -> Self {
         let mut name = String::new();
         for byte in path.as_os_str().as_encoded_bytes() {
@@ -32,7 +32,7 @@ impl Authority {
         Self(name)
     }
 
-    /// What `http` lets through, as long as the authority, so that both tables of HPACK agree on sizes.
+    /// A name that `http` accepts and that is as long as the authority, so that sizes in both tables of HPACK agree.
     pub(crate) fn placeholder(&self) -> http::uri::Authority {
         let fill: String = std::iter::repeat_n(FILL, self.0.len()).collect();
         fill.parse().expect("letters are an authority")
@@ -90,7 +90,7 @@ mod tests {
     fn placeholder_is_replaced() {
         let authority = Authority("x%y".to_owned());
         assert_eq!(authority.placeholder().as_str(), "aaa");
-        // 00011 00011 00011 and one bit of filling.
+        // 00011 00011 00011 and one bit of padding.
         let block = [0x83, 0x41, 0x82, 0b0001_1000, 0b1100_0111, 0x87];
         let replaced = authority.replace(&block).expect("found");
         assert_eq!(replaced, [0x83, 0x41, 0x03, b'x', b'%', b'y', 0x87]);

@@ -1,4 +1,4 @@
-//! A connection that calls can be made on, and that can be closed under them.
+//! A connection for calls, which can be closed while calls are pending.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tower_service::Service;
 
-/// The version in Kubernetes 1.36.2.
+/// The version that Kubernetes 1.36.2 uses.
 const AGENT: &str = "grpc-go/1.79.3";
 
 /// One HTTP/2 connection. Clones are the same connection.
@@ -23,7 +23,7 @@ pub(crate) struct Channel {
     requests: SendRequest<Body>,
     authority: http::uri::Authority,
     closed: CancellationToken,
-    /// The connection ended by itself.
+    /// Whether the connection ended without `close`.
     broken: Arc<AtomicBool>,
 }
 

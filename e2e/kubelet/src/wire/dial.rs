@@ -17,7 +17,7 @@ use crate::process::Process;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A connection to the server at `path`, or what grpc-go says when `limit` has passed without one.
+/// Connects to the server at `path`. Returns the error text of grpc-go if there is no connection within `limit`.
 pub(crate) async fn dial(
     path: &Path,
     authority: &Authority,
@@ -72,7 +72,7 @@ async fn attempt(path: &Path, authority: &Authority, process: &Process) -> Optio
     let (requests, connection) =
         hyper::client::conn::http2::handshake(streams.clone(), TokioIo::new(tap)).await.ok()?;
     streams.execute(connection);
-    // The server has to speak: a listener that does not accept is not a server.
+    // The server must send its SETTINGS: a listener that does not accept is not a server.
     greeting.await.ok()?;
     let closed = abandoned.disarm();
     Some(Channel::new(requests, authority.placeholder(), closed, broken))

@@ -1,4 +1,4 @@
-//! What Go calls an error: the texts that end up in a pod's status.
+//! Errors with the texts of Go, which appear in the status of pods.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 
 use super::channel::ChannelError;
 
-/// A failed call in the words of grpc-go.
+/// A failed call, with the text of grpc-go.
 #[derive(Clone, Debug)]
 pub(crate) struct GoError {
     code: Code,
@@ -15,7 +15,7 @@ pub(crate) struct GoError {
 }
 
 impl GoError {
-    /// What grpc-go says where tonic says `status`.
+    /// Converts tonic's `status` to the error of grpc-go.
     pub(crate) fn of(status: &Status) -> Self {
         if let Some(bytes) = too_large(status) {
             let limit = super::MESSAGE_BYTES_MAX;

@@ -3,7 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `dial.rs` | connecting, with retries until the server speaks HTTP/2 or the time limit |
-//! | `authority.rs` | the `:authority` that Go makes of a path, which Rust's `http` would not let through |
+//! | `authority.rs` | the `:authority` that Go derives from a path, which Rust's `http` does not accept |
 //! | `tap.rs` | the socket, whose first frames are inspected |
 //! | `channel.rs` | a connection for calls, which can be closed while calls are pending |
 //! | `errors.rs` | errors as Go formats them |

@@ -1,4 +1,4 @@
-//! A server that ends with its process, connections and all.
+//! A server that ends with its process and closes all connections then.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! The socket of a connection, with an eye on its first frames.
+//! The socket of a connection, whose first frames are inspected.
 
 use std::io;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ const FRAME_HEADER_BYTES: usize = 9;
 const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
 
-/// A socket that tells when the server's SETTINGS have come, and puts the authority in the first request.
+/// A socket that signals when the server's SETTINGS have arrived, and that puts the authority into the first request.
 #[derive(Debug)]
 pub(crate) struct Tap {
     socket: UnixStream,
@@ -25,11 +25,11 @@ pub(crate) struct Tap {
     broken: Arc<AtomicBool>,
     greeting: Vec<u8>,
     greeted: Option<oneshot::Sender<()>>,
-    /// Not yet looked through, and the placeholder not yet seen: then, who to put there.
+    /// Bytes that are not inspected yet. It is used until the placeholder was found and replaced by `authority`.
     held: Vec<u8>,
     preface_passed: bool,
     authority: Option<Authority>,
-    /// Looked through, not yet written.
+    /// Bytes that were inspected and are not written yet.
     ready: Vec<u8>,
 }
 
@@ -53,7 +53,7 @@ impl Tap {
         (tap, greeting)
     }
 
-    /// Passes every whole frame of those held, and everything once the authority is in place.
+    /// Inspects and passes on every complete frame, and all bytes once the authority was inserted.
     fn look_through(&mut self) {
         while let Some(authority) = &self.authority {
             if !self.preface_passed {
@@ -123,7 +123,7 @@ impl AsyncRead for Tap {
 
 impl AsyncWrite for Tap {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        // What was taken is written before more is taken, so the socket's own limit is the limit here.
+        // Accepted bytes are written before more are accepted, so no more is buffered than the socket's limit.
         ready!(self.write_ready(cx))?;
         self.held.extend(bytes);
         self.look_through();

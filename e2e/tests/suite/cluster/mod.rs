@@ -204,7 +204,7 @@ async fn keep_stops_at_the_first_failure_and_keeps_everything() {
     // Now they are there, and they are not ours to take.
     let again = world.run_here(&["--only", "sized"]).await;
     assert_eq!(again.code, 3);
-    assert!(again.err.contains("the namespace shmesh-e2e is there already"), "{}", again.err);
+    assert!(again.err.contains("the namespace shmesh-e2e exists already"), "{}", again.err);
     assert_eq!(world.server.namespaces(), ["shmesh-e2e", "shmesh-e2e-sized"]);
     assert_eq!(world.verbs("helm"), ["install"], "and what is in it is not uninstalled");
 }
@@ -215,7 +215,7 @@ async fn foreign_namespace_is_not_deleted() {
     world.server.add_namespace("shmesh-e2e-sized");
     let ran = world.run_here(&["--only", "sized"]).await;
     assert_eq!(ran.code, 1);
-    assert!(ran.out.contains("the namespace shmesh-e2e-sized is there already"), "{}", ran.out);
+    assert!(ran.out.contains("the namespace shmesh-e2e-sized exists already"), "{}", ran.out);
     assert_eq!(world.server.namespaces(), ["shmesh-e2e-sized"]);
 }
 
@@ -326,7 +326,7 @@ async fn missing_tools_are_listed() {
     let world = World::new(Wrong::Installed).await;
     let ran = world.run_here(&[]).await;
     assert_eq!(ran.code, 3);
-    assert!(ran.err.contains("shmesh is on it, shmesh-system/shmesh-plugin"), "{}", ran.err);
+    assert!(ran.err.contains("shmesh is already installed (shmesh-system/shmesh-plugin)"), "{}", ran.err);
     assert_eq!(world.server.made().len(), 0);
 
     let nothing = tempfile::tempdir().unwrap();
