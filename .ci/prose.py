@@ -125,10 +125,16 @@ def findings_in_rust(text):
             for quoted in re.findall(r'"([^" ]* (?:[^"\\]|\\.)*)"', line):
                 for rule, found in findings_in_prose(quoted):
                     yield number, rule, found
-                found = NO.search(re.sub(r"`[^`]*`", "`x`", quoted))
-                if found:
-                    yield number, "no", found[0]
+            yield from predicates(number, line)
     yield from old_names(text)
+
+
+def predicates(number, line):
+    """Strings of a line of code that say "is no name"."""
+    for quoted in re.findall(r'"([^" ]* (?:[^"\\]|\\.)*)"', line):
+        found = NO.search(re.sub(r"`[^`]*`", "`x`", quoted))
+        if found:
+            yield number, "no", found[0]
 
 
 def renamed_words(text, types):
@@ -156,6 +162,8 @@ def findings_in(path, text):
     for number, line in enumerate(text.split("\n"), 1):
         for rule, found in findings_in_prose(line):
             yield number, rule, found
+        if path.suffix in {".py", ".sh", ".tpl"}:
+            yield from predicates(number, line)
     yield from old_names(text)
 
 

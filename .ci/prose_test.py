@@ -35,6 +35,7 @@ class Prose(unittest.TestCase):
         self.assertEqual(rust('fn f() { bail!("the file {path} is not there") }'), {("no", "is not there")})
         self.assertEqual(rust('fn f() { bail!("there is no such link; it is no longer in use") }'), set())
         self.assertEqual(rust("/// A capture is no reader of the link.\nfn f() {}\n"), set())
+        self.assertEqual({rule for _, rule, _ in prose.findings_in(Path("a.py"), 'raise Invalid(f"{name} is no name")')}, {"no"})
 
     def test_types_without_backticks_are_found_in_comments(self):
         def renamed(text):

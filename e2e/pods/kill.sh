@@ -5,8 +5,8 @@ what=${1:?container or process} which=${2:?its id or name}
 case $what in
 container)
     # A short id, or none, would be found in every path.
-    case $which in *[!0-9a-f]*) echo "$which is no container id" >&2; exit 2 ;; esac
-    [ ${#which} -eq 64 ] || { echo "$which is no container id" >&2; exit 2; }
+    case $which in *[!0-9a-f]*) echo "$which is not a container id" >&2; exit 2 ;; esac
+    [ ${#which} -eq 64 ] || { echo "$which is not a container id" >&2; exit 2; }
     is_it() { grep -q "$which" "$1/cgroup" 2>/dev/null; }
     ;;
 process)

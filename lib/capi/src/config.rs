@@ -35,7 +35,7 @@ fn configs() -> ConfigsGuard {
     (CONFIGS.lock().unwrap_or_else(PoisonError::into_inner), no_fork)
 }
 
-/// The links of a configuration. `None` if it was freed or never was valid.
+/// The links of a configuration. `None` if it was freed, or was never valid.
 pub(crate) fn links(config: *const shmesh_config_t) -> Option<Links> {
     configs().0.get(&config.addr()).cloned()
 }
@@ -69,7 +69,7 @@ pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str
 pub(crate) unsafe fn output<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a mut *mut T, CallError> {
     // SAFETY: the caller's promise.
     let place =
-        unsafe { out.as_mut() }.ok_or_else(|| argument(&format!("{what} is NULL; pass where to put it")))?;
+        unsafe { out.as_mut() }.ok_or_else(|| argument(&format!("{what} is NULL; pass the address of a variable for it")))?;
     *place = std::ptr::null_mut();
     Ok(place)
 }

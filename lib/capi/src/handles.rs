@@ -60,7 +60,7 @@ const STATE_BITS: u32 = 2;
 /// Why [`HandleTable::enter`] refused a handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum EnterError {
-    /// The handle was removed or never was valid.
+    /// The handle was removed, or was never valid.
     Ended,
     /// Another thread is in a call with the handle.
     Busy,

@@ -125,7 +125,7 @@ fn refusal(link: *const shmesh_link_t, refused: EnterError) -> CallError {
         }
         EnterError::Ended => CallError(
             SHMESH_ERROR_ENDED,
-            "this link handle was closed or never was valid; create the link or attach to it again".into(),
+            "this link handle was closed, or was never valid; create the link or attach to it again".into(),
         ),
         EnterError::Busy => CallError(
             SHMESH_ERROR_BUSY,
@@ -198,14 +198,14 @@ pub unsafe extern "C" fn shmesh_link_create(
             Some(links) => links,
             None if config.is_null() => return Err(argument("config is NULL; pass a configuration")),
             None => {
-                let text = "this configuration was freed or never was valid; read it again";
+                let text = "this configuration was freed, or was never valid; read it again";
                 return Err(CallError(SHMESH_ERROR_ENDED, text.into()));
             }
         };
         let Some((_, config)) = links.get(index) else {
             let len = links.len();
             return Err(argument(&format!(
-                "index {index} is out of range: the configuration has {len} links"
+                "index {index} is out of range: the configuration has {len} links, numbered from 0"
             )));
         };
         *place = opened(options.create(config)?)?;
@@ -251,8 +251,8 @@ pub unsafe extern "C" fn shmesh_link_clone(
     })
 }
 
-/// Detaches from the link and closes the handle. HELD, without closing it, while the handle has loans or messages. Does nothing
-/// for NULL.
+/// Detaches from the link and closes the handle. Returns HELD, and does not close the handle, while it has loans or messages.
+/// Does nothing for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_close(link: *mut shmesh_link_t) -> shmesh_error_t {
     uncancelled(|| {
@@ -279,7 +279,7 @@ pub extern "C" fn shmesh_link_name(link: *const shmesh_link_t) -> *const c_char 
     LINKS.name(link.cast())
 }
 
-/// Whether this handle created the link, rather than found one of an earlier run, a sidecar or another process.
+/// Whether this handle created the link. `false` if the link existed: an earlier run, a sidecar or another process created it.
 ///
 /// # Safety
 /// Each pointer is NULL or valid for its type.
@@ -292,14 +292,14 @@ pub unsafe extern "C" fn shmesh_link_was_created(
         let entered = LinkGuard::new(link)?;
         // SAFETY: the caller's promise.
         let place = unsafe { was_created.as_mut() };
-        *place.ok_or_else(|| argument("was_created is NULL; pass where to put it"))? =
+        *place.ok_or_else(|| argument("was_created is NULL; pass the address of a variable for it"))? =
             entered.link().was_created();
         Ok(SHMESH_OK)
     })
 }
 
-/// The size of a buffer of `pool` in bytes, and the number of buffers. `pool` is a `shmesh_pool_t`. NO_POOL if the link does not
-/// have it.
+/// The size of a buffer of `pool` in bytes, and the number of buffers. `pool` is a `shmesh_pool_t`. Returns NO_POOL if the link
+/// does not have the pool.
 ///
 /// # Safety
 /// Each pointer is NULL or valid for its type.
@@ -350,7 +350,7 @@ pub unsafe extern "C" fn shmesh_link_lost(link: *const shmesh_link_t, lost: *mut
     with(link, |link| {
         // SAFETY: the caller's promise.
         let place = unsafe { lost.as_mut() };
-        *place.ok_or_else(|| argument("lost is NULL; pass where to put it"))? = link.lost();
+        *place.ok_or_else(|| argument("lost is NULL; pass the address of a variable for it"))? = link.lost();
         Ok(SHMESH_OK)
     })
 }
@@ -367,7 +367,7 @@ pub unsafe extern "C" fn shmesh_link_readers(
     with(link, |link| {
         // SAFETY: the caller's promise.
         let place = unsafe { readers.as_mut() };
-        *place.ok_or_else(|| argument("readers is NULL; pass where to put it"))? = link.readers();
+        *place.ok_or_else(|| argument("readers is NULL; pass the address of a variable for it"))? = link.readers();
         Ok(SHMESH_OK)
     })
 }
@@ -384,7 +384,7 @@ pub unsafe extern "C" fn shmesh_link_queued(
     with(link, |link| {
         // SAFETY: the caller's promise.
         let place = unsafe { queued.as_mut() };
-        *place.ok_or_else(|| argument("queued is NULL; pass where to put it"))? = link.queued();
+        *place.ok_or_else(|| argument("queued is NULL; pass the address of a variable for it"))? = link.queued();
         Ok(SHMESH_OK)
     })
 }
@@ -395,7 +395,7 @@ pub extern "C" fn shmesh_link_recover(link: *const shmesh_link_t) -> shmesh_erro
     with(link, |link| Ok(link.recover().map(|_| SHMESH_OK)?))
 }
 
-/// Wakes the receivers of the other side that sleep or use the descriptor. Once after several messages is enough.
+/// Wakes the receivers of the other side that sleep or use the descriptor. One call after several messages suffices.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_notify(link: *const shmesh_link_t) -> shmesh_error_t {
     with(link, |link| Ok(link.notify().map(|()| SHMESH_OK)?))
@@ -438,13 +438,13 @@ pub extern "C" fn shmesh_link_wait_post(link: *const shmesh_link_t, timeout_ns: 
 pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_int) -> shmesh_error_t {
     with(link, |link| {
         // SAFETY: the caller's promise.
-        let place = unsafe { fd.as_mut() }.ok_or_else(|| argument("fd is NULL; pass where to put it"))?;
+        let place = unsafe { fd.as_mut() }.ok_or_else(|| argument("fd is NULL; pass the address of a variable for it"))?;
         *place = link.fd()?.as_raw_fd();
         Ok(SHMESH_OK)
     })
 }
 
-/// Takes one signal from the descriptor; EMPTY if there is none. Never blocks.
+/// Takes one signal from the descriptor. Returns EMPTY if there is none. Never blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmesh_link_take_signal(link: *const shmesh_link_t) -> shmesh_error_t {
     with(link, |link| Ok(if link.take_signal()?.is_some() { SHMESH_OK } else { SHMESH_ERROR_EMPTY }))

@@ -55,7 +55,7 @@ pub struct shmesh_message_t {
 
 #[cold]
 pub(crate) fn ended(what: &str) -> CallError {
-    CallError(SHMESH_ERROR_ENDED, format!("this {what} has ended or never was valid; take another one"))
+    CallError(SHMESH_ERROR_ENDED, format!("this {what} has ended, or was never valid; take another one"))
 }
 
 /// Gets access to the link of a loan or message.
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn shmesh_link_loan(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let place = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass where to put it"))?;
+        let place = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass the address of a variable for it"))?;
         // A failed call leaves a loan that has ended.
         let out = place.write(shmesh_loan_t {
             msg: std::ptr::null_mut(),
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn shmesh_link_receive(
     guarded(|| {
         // SAFETY: the caller's promise.
         let place =
-            unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass where to put it"))?;
+            unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass the address of a variable for it"))?;
         let out = place.write(nothing());
         let mut entered = LinkGuard::new(link)?;
         let (open, messages) = (entered.link(), &mut entered.borrows().messages);

@@ -21,8 +21,8 @@ const TAIL: usize = 1;
 const ENQUEUED: usize = 2;
 const DEQUEUED: usize = 3;
 
-/// A failed round means that another thread made progress, or that a peer writes garbage. After this many rounds it is
-/// garbage.
+/// A round fails only if another thread makes progress or a peer writes garbage. After this many failed rounds the queue is
+/// treated as damaged.
 const ROUNDS_MAX: u32 = 1 << 16;
 
 /// The queue is in a state that no correct user produces.

@@ -64,7 +64,7 @@ pub(crate) struct GpuMemory {
 }
 
 impl GpuMemory {
-    /// A forked child cannot use its parent's device.
+    /// Returns the memory. Fails in a forked child, which cannot use its parent's device.
     fn memory(&self) -> PyResult<&Arc<CudaMemory>> {
         if self.region.made.is_here() { Ok(&self.region.memory) } else { Err(forked("GpuMemory")) }
     }

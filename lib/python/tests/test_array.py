@@ -236,7 +236,7 @@ def test_the_end_of_an_array_removes_no_others_name(ipc: Path) -> None:
 def test_wrong_expectations_and_names(ipc: Path) -> None:
     array = shmesh.empty((2, 3), np.float32, "x")
     for shape, dtype in (((3, 2), None), (None, np.float64), (6, np.float32), ((2, 3), np.int32)):
-        with pytest.raises(shmesh.Mismatch, match="leave shape and dtype away"):
+        with pytest.raises(shmesh.Mismatch, match="omit shape and dtype"):
             shmesh.open("x", shape, dtype)
     assert shmesh.open("x", array.shape, array.dtype).shape == (2, 3)
     for name in ("", "../x", "a/b", "x" * 100, ".x", "a\0b"):

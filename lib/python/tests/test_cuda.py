@@ -102,7 +102,7 @@ def test_interfaces_for_others(sidecar: str) -> None:
             assert (tensor.data, tensor.device_type, tensor.device_id, tensor.byte_offset) == (address, 2, 0, 0)
             assert (tensor.code, tensor.bits, tensor.lanes, tensor.ndim) == (0, 16, 1, 2)
             assert (tensor.shape[:2], tensor.strides[:2]) == ([3, 5], [5, 1])
-        with pytest.raises(BufferError, match="stays there"):
+        with pytest.raises(BufferError, match="cannot be exported to another device"):
             array.__dlpack__(dl_device=(1, 0))
         with pytest.raises(BufferError, match="shared"):
             array.__dlpack__(copy=True)
@@ -133,7 +133,7 @@ def test_streams_devices_versions_and_copies(sidecar: str) -> None:
         here = array.__dlpack_device__()
         assert here == (2, 0) and inside(array.__dlpack__(dl_device=here, copy=False), Managed, b"dltensor")
         for elsewhere in ((1, 0), (2, 1), (3, 0)):
-            with pytest.raises(BufferError, match="stays there"):
+            with pytest.raises(BufferError, match="cannot be exported to another device"):
                 array.__dlpack__(dl_device=elsewhere)
         for options in ({"copy": True}, {"copy": True, "dl_device": here}, {"copy": True, "max_version": (1, 0)}):
             with pytest.raises(BufferError, match="shared"):

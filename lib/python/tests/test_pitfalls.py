@@ -233,7 +233,7 @@ def test_a_reader_that_exits_takes_nothing_along() -> None:
     if gone:
         from multiprocessing import resource_tracker
 
-        assert "leaked shared_memory" in done.stderr, "the pitfall: with a warning of a leak that is none"
+        assert "leaked shared_memory" in done.stderr, "the pitfall: a warning of a leak, although nothing leaks"
         resource_tracker.unregister(f"/{theirs.name}", "shared_memory")
     else:
         theirs.unlink()

@@ -60,7 +60,7 @@ class Array(np.ndarray):
     def memory(self) -> Memory:
         """The memory that the array is in."""
         if self._memory is None:
-            raise Invalid("this array is not in shared memory, it was copied or computed; use `shmesh.from_numpy`")
+            raise Invalid("this array is not in shared memory, because it was copied or computed; use `shmesh.from_numpy`")
         return self._memory
 
     @property
@@ -107,10 +107,10 @@ def _checked(dtype: Any) -> np.dtype:
     kind: np.dtype = np.dtype(dtype)
     if kind.hasobject:
         raise Unsupported(
-            f"dtype {kind} holds Python objects, which mean nothing to another process; use a fixed-size type, or pickle them"
+            f"dtype {kind} holds Python objects, which another process cannot read; use a fixed-size type, or pickle them"
         )
     if kind.itemsize == 0:
-        raise Unsupported(f"dtype {kind} has no size; say how long its elements are, as in 'S16'")
+        raise Unsupported(f"dtype {kind} has no size; give the length of its elements, as in 'S16'")
     return kind
 
 
@@ -120,7 +120,7 @@ def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
     try:
         lengths = tuple(operator.index(length) for length in lengths)
     except TypeError:
-        raise Invalid(f"shape {shape!r} is no whole number and no sequence of them") from None
+        raise Invalid(f"shape {shape!r} is neither a whole number nor a sequence of whole numbers") from None
     if any(length < 0 for length in lengths):
         raise Invalid(f"shape {lengths} has a negative length")
     if kind.subdtype is not None:
@@ -130,7 +130,7 @@ def _laid_out(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
     for length in lengths:
         nbytes *= length
     if nbytes > sys.maxsize:
-        raise Invalid(f"shape {lengths} of {kind} has {nbytes} bytes, more than there are addresses")
+        raise Invalid(f"shape {lengths} of {kind} has {nbytes} bytes, which exceeds the address space; use a smaller shape")
     return lengths, kind, nbytes
 
 
@@ -243,7 +243,7 @@ def from_dlpack(tensor: Any, name: str | None = None, *, readers_write: bool = F
             source = np.from_dlpack(tensor)
         except (AttributeError, TypeError, BufferError, RuntimeError) as wrong:
             raise Unsupported(
-                f"numpy cannot take this tensor ({wrong}); detach it, or view it as a type that numpy has"
+                f"numpy cannot convert this tensor ({wrong}); detach it, or view it as a type that numpy has"
             ) from None
     return from_numpy(source, name, readers_write=readers_write)
 
@@ -272,7 +272,7 @@ def open(  # noqa: A001 - as `io.open` and `Image.open` are called
         asked = _laid_out(asked_shape, kind if dtype is None else dtype)
         if asked[:2] != (lengths, kind):
             raise Mismatch(
-                f"array {name} is {lengths} of {kind}, not {asked[0]} of {asked[1]}; leave shape and dtype away to take it as it is"
+                f"array {name} is {lengths} of {kind}, not {asked[0]} of {asked[1]}; omit shape and dtype to use those of the owner"
             )
     return _over(memory, lengths, kind)
 
@@ -320,6 +320,6 @@ def _fetch(
         directory, name, identity = named
         memory, _ = Memory.open(directory, name, writable=writable)
         if memory.identity != identity:
-            raise NotFound(f"the array {name} of this handle is gone: another has its name") from None
+            raise NotFound(f"the array {name} of this handle was removed, and another array has its name now") from None
     return _over(memory, shape, _checked(dtype), offset, strides)
 

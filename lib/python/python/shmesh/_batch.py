@@ -48,7 +48,7 @@ def _encode(spec: Mapping[str, tuple[Any, Any]]) -> BatchLayout:
     offset, entries, places = 0, [], []
     for key, (shape, dtype) in spec.items():
         if not isinstance(key, str):
-            raise Invalid(f"key {key!r}: arrays of a batch are called by a str; use `str({key!r})`")
+            raise Invalid(f"key {key!r}: names of arrays in a batch must be str; use `str({key!r})`")
         lengths, kind, nbytes = _array._laid_out(shape, dtype)
         entries.append((str(key), _array._described(kind), lengths, offset))
         places.append((str(key), lengths, kind, offset))
@@ -105,9 +105,9 @@ class BatchQueue:
         mode: int = 0o600,
     ) -> None:
         if depth < 2:
-            raise Invalid(f"depth {depth}: one buffer is read while another is written, so at least 2")
+            raise Invalid(f"depth is {depth}, and must be at least 2, because one buffer is read while another is written")
         if nbytes < 1:
-            raise Invalid(f"nbytes {nbytes}: the bytes of the largest batch, at least 1")
+            raise Invalid(f"nbytes is {nbytes}, and must be at least 1: the size of the largest batch")
         if producers < 1:
             raise _no_producers(producers)
         self._prepare(name or f"batches-{secrets.token_hex(8)}", _array.ipc_directory(directory))
@@ -247,7 +247,7 @@ class BatchQueue:
                     batch = self._take()
                     if batch is not None:
                         return batch
-                    raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
+                    raise Timeout(f"queue {self.name}: no batch arrived within {timeout} s")
 
     def _take(self) -> Batch | None:
         """Returns the oldest batch, or None."""
@@ -317,7 +317,7 @@ class BatchQueue:
                 batch = self._take()
                 if batch is not None:
                     return batch
-                raise Timeout(f"queue {self.name}: no batch came within {timeout} s")
+                raise Timeout(f"queue {self.name}: no batch arrived within {timeout} s")
 
     async def put_async(self, arrays: Mapping[str, Any], *, meta: Any = None, timeout: float | None = None) -> None:
         """As `put`, for ``asyncio``. A task that is cancelled while it waits has not sent anything."""
@@ -409,7 +409,7 @@ class BatchQueue:
             self._producer = None
             self._reported = 0
         if self._closed:
-            raise Closed(f"queue {self.name}: closed here; attach again")
+            raise Closed(f"queue {self.name}: this handle is closed; attach again")
 
     def _consuming(self) -> Link:
         self._here()

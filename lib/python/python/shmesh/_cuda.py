@@ -67,16 +67,16 @@ class GpuArray:
     ) -> Any:
         # Work that this library submits to streams is complete when its call returns, so no stream has to wait for it.
         if isinstance(stream, bool) or not isinstance(stream, int | None):
-            raise TypeError(f"stream {stream!r}: a number, or None")
+            raise TypeError(f"stream is {stream!r}, and must be a number or None")
         if stream is not None and (stream == 0 or stream < -1):
             raise ValueError(
-                f"stream {stream}: on CUDA 1 is the legacy default stream, 2 that of the thread, -1 none, more an address; 0 "
-                "could be any"
+                f"stream is {stream}; on CUDA give 1 for the legacy default stream, 2 for that of the thread, -1 for none, or an "
+                "address; 0 is ambiguous"
             )
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise BufferError("this array is on a GPU, and stays there: copy it with `copy_to_host`")
+            raise BufferError("this array is on a GPU and cannot be exported to another device: copy it with `copy_to_host`")
         if copy:
-            raise BufferError("this array is shared: copy what was made of it")
+            raise BufferError("this array is shared and cannot be copied by DLPack: copy the array that was imported from it")
         code = _CODES.get(self.dtype.kind)
         # Longer types have no code in DLPack.
         longest = {"f": 8, "c": 16}.get(self.dtype.kind, 8)
@@ -99,7 +99,7 @@ class GpuArray:
         """Copies an array of the same shape from host memory."""
         host = np.ascontiguousarray(array, dtype=self.dtype)
         if host.shape != self.shape:
-            raise Mismatch(f"an array of shape {host.shape}, where this one has {self.shape}")
+            raise Mismatch(f"the host array has shape {host.shape}, and this one {self.shape}; use the same shape")
         if host.nbytes:
             self._memory.write_from(0, host.reshape(-1).view(np.uint8))
 
@@ -121,7 +121,7 @@ class GpuSession(Session[_shmesh.GpuSession]):
         """
         lengths, kind, nbytes = _laid_out(shape, dtype)
         if nbytes == 0:
-            raise Invalid("there is no GPU memory of 0 bytes")
+            raise Invalid("GPU memory needs at least 1 byte")
         key, memory = self._open().export_key(nbytes, uuid=uuid, flags=flags)
         return bytes(key), GpuArray(memory, lengths, kind)
 

@@ -28,7 +28,7 @@ class DeviceSession(Session[_shmesh.DeviceSession]):
         """Allocates device memory. Returns its key (65 bytes) and an array over it."""
         lengths, kind, nbytes = _laid_out(shape, dtype)
         if nbytes == 0:
-            raise Invalid("there is no device memory of 0 bytes")
+            raise Invalid("device memory needs at least 1 byte")
         key, memory = self._open().export_key(nbytes, flags=flags)
         return bytes(key), _over(memory, lengths, kind)
 

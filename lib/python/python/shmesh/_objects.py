@@ -180,5 +180,5 @@ def read(
             buffers.append(bytearray(buffer) if copy else buffer)
             offset += _aligned(length)
     except _NONSENSE as wrong:
-        raise Damaged(f"{what}: a message came that is no object: {wrong}") from None
+        raise Damaged(f"{what}: received a message that is not an object: {wrong}") from None
     return loads(pickled, buffers=buffers)

@@ -103,7 +103,7 @@ def adapter_of(original: Any, handle_type: Any, reduce_tensor: Any = None) -> An
             if not place or place[0] != _MARK:
                 return original.create_from_handle(handle, rank)
             if rank not in handle.local_reader_ranks:
-                raise Invalid(f"queue {place[1]}: rank {rank} is none of its readers {handle.local_reader_ranks}")
+                raise Invalid(f"queue {place[1]}: rank {rank} is not among its readers {handle.local_reader_ranks}")
             self = Adapter.__new__(Adapter)
             self.shutting_down = False
             self._queue = MessageQueue.attach(place[1], rank, directory=place[2])
