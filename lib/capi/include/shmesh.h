@@ -45,7 +45,7 @@ typedef enum {
     SHMESH_ERROR_ARGUMENT = 5,
     /**
      * The object is not valid: the handle was closed, the configuration freed, the loan sent or dropped, the message
-     * released; or it never was valid.
+     * released; or the pointer was never valid.
      */
     SHMESH_ERROR_ENDED = 6,
     /**
@@ -53,7 +53,7 @@ typedef enum {
      */
     SHMESH_ERROR_BUSY = 7,
     /**
-     * Loans or messages of this handle have not ended yet.
+     * The handle still has loans that were not sent or dropped, or messages that were not released.
      */
     SHMESH_ERROR_HELD = 8,
     /**
@@ -337,39 +337,39 @@ typedef struct {
 } shmesh_message_t;
 
 /**
- * A request that was made. End it with `shmesh_pending_drop`, once, also after its last reply. A copy of the structure is the same
- * request, and ends with it.
+ * A pending request of a client. End it once, with `shmesh_pending_drop`, even after its last reply. A copy of the
+ * structure is the same request and ends with it.
  */
 typedef struct {
     /**
-     * Reserved for the library.
+     * Private: do not use.
      */
     uint64_t private_words[2];
     /**
-     * Reserved for the library: the handle, or NULL once it has ended.
+     * Private: the handle, or NULL after the request has ended.
      */
     const shmesh_link_t *private_link;
 } shmesh_pending_t;
 
 /**
- * A request that was received. End it with `shmesh_request_release`, once. A copy of the structure is the same request, and ends
- * with it.
+ * A request that a server received. End it once, with `shmesh_request_release`. A copy of the structure is the same
+ * request and ends with it.
  */
 typedef struct {
     /**
-     * What the client sent; valid until the request is released. It is not released by itself.
+     * The client's message. It is valid until the request is released, and must not be released itself.
      */
     shmesh_message_t message;
     /**
-     * Seat of the client.
+     * The seat of the client.
      */
     uint8_t client;
     /**
-     * Reserved for the library.
+     * Private: do not use.
      */
     uint64_t private_words[2];
     /**
-     * Reserved for the library: the handle, or NULL once it was released.
+     * Private: the handle, or NULL after the request was released.
      */
     const shmesh_link_t *private_link;
 } shmesh_request_t;
@@ -439,8 +439,8 @@ shmesh_error_t shmesh_link_attach(const char *name, int side, const shmesh_optio
 shmesh_error_t shmesh_link_clone(const shmesh_link_t *link, shmesh_link_t **clone);
 
 /**
- * Detaches from the link and closes the handle. HELD, without closing it, while the handle has loans or messages. Does nothing
- * for NULL.
+ * Detaches from the link and closes the handle. Returns HELD, and does not close the handle, while it has loans or messages.
+ * Does nothing for NULL.
  */
 shmesh_error_t shmesh_link_close(shmesh_link_t *link);
 
@@ -450,13 +450,14 @@ shmesh_error_t shmesh_link_close(shmesh_link_t *link);
 const char *shmesh_link_name(const shmesh_link_t *link);
 
 /**
- * Whether this handle created the link, rather than found one of an earlier run, a sidecar or another process.
+ * Whether this handle created the link. `false` if the link existed: an earlier run, a sidecar or another process created it.
  */
-shmesh_error_t shmesh_link_was_created(const shmesh_link_t *link, bool *was_created);
+shmesh_error_t shmesh_link_was_created(const shmesh_link_t *link,
+                                       bool *was_created);
 
 /**
- * The size of a buffer of `pool` in bytes, and the number of buffers. `pool` is a `shmesh_pool_t`. NO_POOL if the link does not
- * have it.
+ * The size of a buffer of `pool` in bytes, and the number of buffers. `pool` is a `shmesh_pool_t`. Returns NO_POOL if the link
+ * does not have the pool.
  */
 shmesh_error_t shmesh_link_pool(const shmesh_link_t *link,
                                 int pool,
@@ -464,12 +465,12 @@ shmesh_error_t shmesh_link_pool(const shmesh_link_t *link,
                                 uint32_t *pool_len);
 
 /**
- * Messages that this reader of a broadcast ring did not get, because the writer overtook it; 0 on other links.
+ * The number of messages that this reader of a broadcast ring missed because the writer overtook it; 0 on other links.
  */
 shmesh_error_t shmesh_link_lost(const shmesh_link_t *link, uint64_t *lost);
 
 /**
- * Readers that get what the writer of a broadcast ring sends; 0 on other links.
+ * The number of readers that receive the messages of this broadcast ring's writer; 0 on other links.
  */
 shmesh_error_t shmesh_link_readers(const shmesh_link_t *link, size_t *readers);
 
@@ -484,7 +485,7 @@ shmesh_error_t shmesh_link_queued(const shmesh_link_t *link, size_t *queued);
 shmesh_error_t shmesh_link_recover(const shmesh_link_t *link);
 
 /**
- * Wakes the receivers of the other side that sleep or use the descriptor. Once after several messages is enough.
+ * Wakes the receivers of the other side that sleep or use the descriptor. One call after several messages suffices.
  */
 shmesh_error_t shmesh_link_notify(const shmesh_link_t *link);
 
@@ -512,7 +513,7 @@ shmesh_error_t shmesh_link_fd(const shmesh_link_t *link,
                               int *fd);
 
 /**
- * Takes one signal from the descriptor; EMPTY if there is none. Never blocks.
+ * Takes one signal from the descriptor. Returns EMPTY if there is none. Never blocks.
  */
 shmesh_error_t shmesh_link_take_signal(const shmesh_link_t *link);
 
@@ -574,9 +575,9 @@ shmesh_error_t shmesh_link_receive(const shmesh_link_t *link, shmesh_message_t *
 shmesh_error_t shmesh_message_release(shmesh_message_t *message);
 
 /**
- * Makes a request of a loan: its first `msg_len` and `data_len` bytes. Only on the secondary side of a link with requests. After
- * success the loan has ended, and the reply comes to `pending`. If it is refused the loan has not ended, unless this participant was
- * EVICTED. FULL also when as many requests are pending as the link allows.
+ * Sends the first `msg_len` and `data_len` bytes of a loan as a request; `pending` receives its replies. Only on the
+ * secondary side of a link with requests. After success the loan has ended. After a failure it can be sent again or
+ * dropped, except after EVICTED. FULL also if this client has the maximum number of pending requests.
  */
 shmesh_error_t shmesh_loan_request(shmesh_loan_t *loan,
                                    int32_t msg_id,
@@ -586,7 +587,7 @@ shmesh_error_t shmesh_loan_request(shmesh_loan_t *loan,
                                    shmesh_pending_t *pending);
 
 /**
- * Makes a request of up to 104 bytes, without a buffer. Otherwise as `shmesh_loan_request`.
+ * Sends a request of up to 104 bytes, without a buffer. Otherwise as `shmesh_loan_request`.
  */
 shmesh_error_t shmesh_link_request_inline(const shmesh_link_t *link,
                                           int32_t msg_id,
@@ -596,12 +597,12 @@ shmesh_error_t shmesh_link_request_inline(const shmesh_link_t *link,
                                           shmesh_pending_t *pending);
 
 /**
- * Takes the next reply, and waits for it at most so many nanoseconds (a negative number: for ever; 0: not at all, and then it is
- * EMPTY and not TIMEOUT). Release the reply with `shmesh_message_release`. `is_last` may be NULL; it becomes whether no reply comes
- * after this one.
+ * Waits for the next reply, at most `timeout_ns` nanoseconds (negative: without a limit; 0: returns EMPTY instead of
+ * TIMEOUT), and takes it. Release the reply with `shmesh_message_release`. Sets `*is_last` to whether no further reply
+ * follows; `is_last` may be NULL.
  *
- * PEER_GONE: the process that took the request ended before its last reply; UNANSWERED: it dropped the request. What it had sent
- * comes before. ENDED: the last reply was taken before, or `shmesh_pending_drop` was called.
+ * PEER_GONE: the server ended before its last reply. UNANSWERED: the server dropped the request. Earlier replies are
+ * returned before these errors. ENDED: the last reply was taken before, or `shmesh_pending_drop` was called.
  */
 shmesh_error_t shmesh_pending_wait(const shmesh_pending_t *pending,
                                    int64_t timeout_ns,
@@ -609,25 +610,25 @@ shmesh_error_t shmesh_pending_wait(const shmesh_pending_t *pending,
                                    bool *is_last);
 
 /**
- * Ends a request: replies that wait are freed, and none comes any more.
+ * Ends a pending request: waiting replies are freed, and no further ones are received.
  */
 shmesh_error_t shmesh_pending_drop(shmesh_pending_t *pending);
 
 /**
- * Waits until a request can be taken, at most so many nanoseconds; a negative number is for ever. Only on the primary side.
+ * Waits for a request, at most `timeout_ns` nanoseconds; negative: without a limit. Only on the primary side.
  */
-shmesh_error_t shmesh_link_wait_request(const shmesh_link_t *link,
-                                        int64_t timeout_ns);
+shmesh_error_t shmesh_link_wait_request(const shmesh_link_t *link, int64_t timeout_ns);
 
 /**
- * Takes the oldest request; EMPTY if there is none. Never waits. Only on the primary side.
+ * Receives the oldest request; EMPTY if there is none. Never blocks. Only on the primary side.
  */
 shmesh_error_t shmesh_link_receive_request(const shmesh_link_t *link, shmesh_request_t *request);
 
 /**
- * Replies with a loan: its first `msg_len` and `data_len` bytes. `is_last` is false when more replies follow, of which at most 7
- * wait for the client, or fewer if it has not taken replies to its other requests: then it is FULL at once, and
- * `shmesh_request_wait_room` waits. UNWANTED: the client does not wait any more. After success and UNWANTED the loan has ended.
+ * Sends the first `msg_len` and `data_len` bytes of a loan as a reply. Pass false for `is_last` if more replies follow. At most 7
+ * replies wait for the client, or fewer if it has not taken replies to its other requests. Beyond that this returns FULL at once:
+ * wait with `shmesh_request_wait_room`. UNWANTED: the client does not wait any more. After success and UNWANTED the loan has
+ * ended.
  */
 shmesh_error_t shmesh_request_reply(const shmesh_request_t *request,
                                     shmesh_loan_t *loan,
@@ -638,7 +639,7 @@ shmesh_error_t shmesh_request_reply(const shmesh_request_t *request,
                                     bool is_last);
 
 /**
- * Replies with up to 112 bytes, without a buffer. Otherwise as `shmesh_request_reply`.
+ * Sends a reply of up to 112 bytes, without a buffer. Otherwise as `shmesh_request_reply`.
  */
 shmesh_error_t shmesh_request_reply_inline(const shmesh_request_t *request,
                                            int32_t msg_id,
@@ -648,14 +649,13 @@ shmesh_error_t shmesh_request_reply_inline(const shmesh_request_t *request,
                                            bool is_last);
 
 /**
- * Waits until there is room for one more reply, or the client does not wait any more; at most so many nanoseconds, a negative
- * number is for ever.
+ * Waits until there is room for one more reply, or the client does not wait any more; at most `timeout_ns`
+ * nanoseconds, negative: without a limit.
  */
-shmesh_error_t shmesh_request_wait_room(const shmesh_request_t *request,
-                                        int64_t timeout_ns);
+shmesh_error_t shmesh_request_wait_room(const shmesh_request_t *request, int64_t timeout_ns);
 
 /**
- * Ends a request: its buffers can be loaned again. Without a last reply its client gets UNANSWERED.
+ * Releases a request and frees its buffers. If no last reply was sent, its client gets UNANSWERED.
  */
 shmesh_error_t shmesh_request_release(shmesh_request_t *request);
 

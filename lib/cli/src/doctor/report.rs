@@ -111,7 +111,7 @@ mod tests {
             "ok    dir.path       tmpfs\u{fffd}[2J\n      Fine.\nfail  syscall.memfd  refused\n"
         ));
         assert!(out.ends_with(
-            "1 ok, 0 note, 0 warn, 1 fail: links cannot work in /dev/shm as asked; see syscall.memfd.\n"
+            "1 ok, 0 note, 0 warn, 1 fail: links cannot work in /dev/shm as requested; see syscall.memfd.\n"
         ));
     }
 
