@@ -102,7 +102,10 @@ impl Cluster {
                 let conditions = still.status.and_then(|status| status.conditions).unwrap_or_default();
                 let of_it =
                     conditions.into_iter().filter(|one| one.status == "True").filter_map(|one| one.message);
-                Ok(PollResult::NotYet(format!("it is being deleted; {}", of_it.collect::<Vec<_>>().join("; "))))
+                Ok(PollResult::NotYet(format!(
+                    "it is being deleted; {}",
+                    of_it.collect::<Vec<_>>().join("; ")
+                )))
             })
             .await
     }

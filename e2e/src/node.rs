@@ -48,10 +48,9 @@ pub(crate) async fn kill_container(setup: &Setup<'_>, node: &str, id: &str) -> R
 
 /// Kills the kubelet. The next kubelet reports the end of the pod.
 pub(crate) async fn kill_kubelet(setup: &Setup<'_>, node: &str) -> Result<()> {
-    run(setup, node, KILL, &["process", "kubelet"])
-        .await
-        .map(drop)
-        .context("if the kubelet is part of another process (k3s), this scenario cannot run: skip it with --only")
+    run(setup, node, KILL, &["process", "kubelet"]).await.map(drop).context(
+        "if the kubelet is part of another process (k3s), this scenario cannot run: skip it with --only",
+    )
 }
 
 /// Waits until the pools are empty.

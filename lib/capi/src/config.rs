@@ -68,8 +68,8 @@ pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str
 /// `out` is NULL or points to a pointer.
 pub(crate) unsafe fn output<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a mut *mut T, CallError> {
     // SAFETY: the caller's promise.
-    let place =
-        unsafe { out.as_mut() }.ok_or_else(|| argument(&format!("{what} is NULL; pass the address of a variable for it")))?;
+    let place = unsafe { out.as_mut() }
+        .ok_or_else(|| argument(&format!("{what} is NULL; pass the address of a variable for it")))?;
     *place = std::ptr::null_mut();
     Ok(place)
 }

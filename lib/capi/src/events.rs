@@ -80,8 +80,8 @@ pub unsafe extern "C" fn shmesh_link_next_event(
 ) -> shmesh_error_t {
     with(link, |link| {
         // SAFETY: the caller's promise.
-        let place =
-            unsafe { event.as_mut() }.ok_or_else(|| argument("event is NULL; pass the address of a variable for it"))?;
+        let place = unsafe { event.as_mut() }
+            .ok_or_else(|| argument("event is NULL; pass the address of a variable for it"))?;
         let Some(event) = link.next_event() else { return Ok(SHMESH_ERROR_EMPTY) };
         *place = event.into();
         Ok(SHMESH_OK)

@@ -367,7 +367,8 @@ pub unsafe extern "C" fn shmesh_link_readers(
     with(link, |link| {
         // SAFETY: the caller's promise.
         let place = unsafe { readers.as_mut() };
-        *place.ok_or_else(|| argument("readers is NULL; pass the address of a variable for it"))? = link.readers();
+        *place.ok_or_else(|| argument("readers is NULL; pass the address of a variable for it"))? =
+            link.readers();
         Ok(SHMESH_OK)
     })
 }
@@ -384,7 +385,8 @@ pub unsafe extern "C" fn shmesh_link_queued(
     with(link, |link| {
         // SAFETY: the caller's promise.
         let place = unsafe { queued.as_mut() };
-        *place.ok_or_else(|| argument("queued is NULL; pass the address of a variable for it"))? = link.queued();
+        *place.ok_or_else(|| argument("queued is NULL; pass the address of a variable for it"))? =
+            link.queued();
         Ok(SHMESH_OK)
     })
 }
@@ -438,7 +440,8 @@ pub extern "C" fn shmesh_link_wait_post(link: *const shmesh_link_t, timeout_ns: 
 pub unsafe extern "C" fn shmesh_link_fd(link: *const shmesh_link_t, fd: *mut c_int) -> shmesh_error_t {
     with(link, |link| {
         // SAFETY: the caller's promise.
-        let place = unsafe { fd.as_mut() }.ok_or_else(|| argument("fd is NULL; pass the address of a variable for it"))?;
+        let place = unsafe { fd.as_mut() }
+            .ok_or_else(|| argument("fd is NULL; pass the address of a variable for it"))?;
         *place = link.fd()?.as_raw_fd();
         Ok(SHMESH_OK)
     })

@@ -80,7 +80,8 @@ pub unsafe extern "C" fn shmesh_link_loan(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let place = unsafe { loan.as_mut() }.ok_or_else(|| argument("loan is NULL; pass the address of a variable for it"))?;
+        let place = unsafe { loan.as_mut() }
+            .ok_or_else(|| argument("loan is NULL; pass the address of a variable for it"))?;
         // A failed call leaves a loan that has ended.
         let out = place.write(shmesh_loan_t {
             msg: std::ptr::null_mut(),
@@ -232,8 +233,8 @@ pub unsafe extern "C" fn shmesh_link_receive(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let place =
-            unsafe { message.as_mut() }.ok_or_else(|| argument("message is NULL; pass the address of a variable for it"))?;
+        let place = unsafe { message.as_mut() }
+            .ok_or_else(|| argument("message is NULL; pass the address of a variable for it"))?;
         let out = place.write(nothing());
         let mut entered = LinkGuard::new(link)?;
         let (open, messages) = (entered.link(), &mut entered.borrows().messages);

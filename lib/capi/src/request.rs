@@ -59,7 +59,9 @@ pub unsafe extern "C" fn shmesh_loan_request(
         // SAFETY: the caller's promise.
         let (given, out) = unsafe { (loan.as_mut(), pending.as_mut()) };
         let given = given.ok_or_else(|| argument("loan is NULL; pass one"))?;
-        let out = out.ok_or_else(|| argument("pending is NULL; pass the address of a variable for it"))?.write(no_pending());
+        let out = out
+            .ok_or_else(|| argument("pending is NULL; pass the address of a variable for it"))?
+            .write(no_pending());
         let mut entered = enter(given.private_link, "loan")?;
         let (open, borrows) = (entered.link(), entered.borrows());
         let found = borrows.loans.find(given.private_words);
@@ -106,7 +108,9 @@ pub unsafe extern "C" fn shmesh_link_request_inline(
     uncancelled(|| {
         // SAFETY: the caller's promise.
         let (out, msg) = unsafe { (pending.as_mut(), bytes(msg, len)?) };
-        let out = out.ok_or_else(|| argument("pending is NULL; pass the address of a variable for it"))?.write(no_pending());
+        let out = out
+            .ok_or_else(|| argument("pending is NULL; pass the address of a variable for it"))?
+            .write(no_pending());
         let mut entered = LinkGuard::new(link)?;
         let made = entered.link().request_inline(msg_id, cell_id, msg)?;
         let all = &mut entered.borrows().pending;
@@ -138,7 +142,9 @@ pub unsafe extern "C" fn shmesh_pending_wait(
         // SAFETY: the caller's promise.
         let (given, out) = unsafe { (pending.as_ref(), reply.as_mut()) };
         let given = given.ok_or_else(|| argument("pending is NULL; pass one"))?;
-        let out = out.ok_or_else(|| argument("reply is NULL; pass the address of a variable for it"))?.write(nothing());
+        let out = out
+            .ok_or_else(|| argument("reply is NULL; pass the address of a variable for it"))?
+            .write(nothing());
         let mut entered = enter(given.private_link, "pending request")?;
         let borrows = entered.borrows();
         let found = borrows.pending.find(given.private_words);
@@ -198,8 +204,8 @@ pub unsafe extern "C" fn shmesh_link_receive_request(
 ) -> shmesh_error_t {
     guarded(|| {
         // SAFETY: the caller's promise.
-        let out =
-            unsafe { request.as_mut() }.ok_or_else(|| argument("request is NULL; pass the address of a variable for it"))?;
+        let out = unsafe { request.as_mut() }
+            .ok_or_else(|| argument("request is NULL; pass the address of a variable for it"))?;
         let out = out.write(shmesh_request_t {
             message: nothing(),
             client: 0,

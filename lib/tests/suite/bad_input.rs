@@ -472,7 +472,11 @@ fn exhausted_inline_cells_are_reported() {
         peer.send_inline(0, 0, b"").unwrap();
     }
     let error = refused(link.send_inline(0, 0, b""));
-    says(&error, "InlineExhausted", &["link link: ", "all 8 slots for inline messages", "raise the ring's len"]);
+    says(
+        &error,
+        "InlineExhausted",
+        &["link link: ", "all 8 slots for inline messages", "raise the ring's len"],
+    );
     assert!(error.is_retryable());
     while peer.receive().unwrap().is_some() {}
     link.send_inline(0, 0, b"").unwrap();

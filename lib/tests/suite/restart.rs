@@ -569,7 +569,10 @@ fn any_participant_can_replace_a_killed_host() {
         primary.kill();
         others.remove(2).kill();
         let refused = Peer::start(dir.path()).ask("attach link secondary 0");
-        assert!(refused.contains("err Host") && refused.contains("create the link again"), "{mode:o}: {refused}");
+        assert!(
+            refused.contains("err Host") && refused.contains("create the link again"),
+            "{mode:o}: {refused}"
+        );
         let mut primary = user(dir.path(), 30_003);
         primary.tell(create);
         for i in 0..4 {

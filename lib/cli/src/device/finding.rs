@@ -106,7 +106,8 @@ mod tests {
         text(&report, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(
-            out.contains("P1 2 MiB  FAIL  it is so") && out.ends_with("the failed steps above name the reasons\n"),
+            out.contains("P1 2 MiB  FAIL  it is so")
+                && out.ends_with("the failed steps above name the reasons\n"),
             "{out}"
         );
     }
