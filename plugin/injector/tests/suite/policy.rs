@@ -308,7 +308,7 @@ fn unsupported_pods_are_rejected_with_a_message() {
     let sized = json!({SIZE: "32Mi"});
     let links = |text: &str| json!({SIZE: "32Mi", "shmesh.io/links": text});
     for (annotations, spec, words) in [
-        (json!({}), plain.clone(), "write what the links need"),
+        (json!({}), plain.clone(), "write the size that the links need"),
         // What needs the webhook is said before a size is asked for, which would not help.
         (json!({"shmesh.io/links": "- name: a\n  scope: pool/radio\n"}), plain.clone(), "need the webhook"),
         (json!({SIZE: "much"}), plain.clone(), "not a size"),
