@@ -3,7 +3,7 @@
 //! 1. The exporter's driver creates a vendor's key, with its list of processes enabled.
 //! 2. An importer asks the broker, which knows its identity and informs the exporter.
 //! 3. The exporter puts the importer's bare thread-group id on the driver's list, and acknowledges. The importer must
-//! be running already: the driver refuses a process that has started after it was put on the list.
+//!    be running already: the driver refuses a process that has started after it was put on the list.
 //! 4. Only then the vendor's key is delivered, and the importer imports by it.
 //! 5. Importers close before the exporter does: otherwise their next access is a fault of the device.
 //!

@@ -407,7 +407,7 @@ pub(crate) fn misuse() {
     let (stream, word) = (CudaStream::new(&devices[1]).unwrap(), memory.timeline(0).unwrap());
     for refused in [word.write(&stream, 1), word.wait(&stream, 1)] {
         let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains(&format!("a stream of {}", devices[1].uuid())), "{refused}");
+        assert!(refused.contains(&format!("the stream belongs to {}", devices[1].uuid())), "{refused}");
     }
     assert!(
         "GPU-+f686d65-7368-4000-8000-66616b650000".parse::<DeviceUuid>().is_err(),
