@@ -220,8 +220,10 @@ fn link_without_requests_has_no_typed_ones() {
 fn types_are_replaced_when_no_participant_uses_them_and_nothing_waits() {
     let world = World::new("requests=2");
     let replaces = || world.primary().typed_requests::<Query, u64>().map(drop);
-    let waits =
-        ["carries u16 (2 bytes, aligned to 2) from the primary side and u8", "messages of that type are queued"];
+    let waits = [
+        "carries u16 (2 bytes, aligned to 2) from the primary side and u8",
+        "messages of that type are queued",
+    ];
     let client = world.secondary().typed_requests::<u8, u16>().unwrap();
     says(replaces(), "OtherType", &["carries u16", &format!("seat {} ", client.seat())]);
     // A request waits, and then its reply.
