@@ -318,7 +318,7 @@ fn unsupported_pods_are_rejected_with_a_message() {
         (links("- name: a\n  backing: memfd\n"), plain.clone(), "need the webhook"),
         (sized.clone(), with("hostPID", json!(true)), "remove hostPID"),
         (sized.clone(), with("hostIPC", json!(true)), "remove hostIPC"),
-        (sized.clone(), with("initContainers", json!([{"name": "shmesh"}])), "rename it"),
+        (sized.clone(), with("initContainers", json!([{"name": "shmesh"}])), "rename that"),
         (json!({SIZE: "32Mi", "shmesh.io/containers": "b"}), plain.clone(), "no container of that name"),
         (
             sized.clone(),
