@@ -22,6 +22,6 @@ pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     setup.cluster.apply(borrower).await?;
     setup.wait_for(namespace, "borrower", pods::ready).await?;
     setup
-        .said(namespace, "borrower", "borrower", "bytes that the other side lends, as they were written")
+        .said(namespace, "borrower", "borrower", "bytes of the other side's region; all are as written")
         .await
 }

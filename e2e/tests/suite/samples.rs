@@ -51,6 +51,8 @@ fn command(container: &Value, dir: &Path) -> Command {
 
 /// Runs a sample of two containers until the second has said this, and both end in order.
 fn talks(sample: &str, said: &str) {
+    // Another text would be waited for without end.
+    let _watchdog = shmesh_testing::Watchdog::start();
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let pods = pods(sample);
     let annotation = dir.path().join("links.yaml");
@@ -88,7 +90,7 @@ fn two_containers_of_a_pod() {
 
 #[test]
 fn an_exporter_and_an_importer() {
-    talks("device-memory.yaml", "read 1048576 bytes that the other side lends, as they were written");
+    talks("device-memory.yaml", "read 1048576 bytes of the other side's region; all are as written");
 }
 
 /// As pods: what `e2e/pods/device-keys.yaml` runs, with this process in the place of the node's first.

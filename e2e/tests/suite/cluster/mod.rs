@@ -122,8 +122,17 @@ async fn ended(child: Child) -> Ran {
     Ran { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-const NAMES: [&str; 8] =
-    ["allocate", "sized", "two-containers", "two-pods", "device-keys", "kills", "upgrade", "uninstall"];
+const NAMES: [&str; 9] = [
+    "allocate",
+    "sized",
+    "two-containers",
+    "two-pods",
+    "share",
+    "device-keys",
+    "kills",
+    "upgrade",
+    "uninstall",
+];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn successful_run_leaves_nothing_behind() {

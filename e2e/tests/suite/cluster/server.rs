@@ -333,7 +333,7 @@ impl World {
             }
             ("sized", _) => "size 131072 KiB\nfilled 134217728\nfull\n".into(),
             ("wrong", _) => "attached\nrefused: the key is for process 1\n".into(),
-            ("borrower", _) => "read 1048576 bytes that the other side lends, as they were written\n".into(),
+            ("borrower", _) => "read 1048576 bytes of the other side's region; all are as written\n".into(),
             (_, "tool") if self.wrong == Wrong::Litters => {
                 "left /run/shmesh/agent/agent.sock\nleft /run/cdi/shmesh.io-shm.json\nlooked\n".into()
             }
