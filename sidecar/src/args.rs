@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use shmesh_daemon::args::DaemonArgs;
 
 const ABOUT: &str = "\
@@ -33,7 +33,7 @@ const RESTORE_SECONDS: u64 = shmesh_proto::limits::RESTORE_MILLIS / 1000;
 /// assert_eq!(args.link[0].as_str(), "fronthaul");
 /// ```
 #[derive(Clone, Debug, Parser)]
-#[command(name = "shmesh-sidecar", version, about = "Keep the links of a pod", long_about = ABOUT, after_help = AFTER)]
+#[command(name = "shmesh-sidecar", version, args_conflicts_with_subcommands = true, about = "Keep the links of a pod", long_about = ABOUT, after_help = AFTER)]
 pub struct Args {
     /// File with links, in the form of shmesh or of NVIPC
     #[arg(long, env = "SHMESH_CONFIG", value_name = "FILE")]
@@ -88,6 +88,35 @@ pub struct Args {
     /// Flags for logs and probes.
     #[command(flatten)]
     pub daemon: DaemonArgs,
+
+    /// What to do in place of keeping links.
+    #[command(subcommand)]
+    pub task: Option<Task>,
+}
+
+/// A task of the image's program that ends by itself.
+///
+/// ```
+/// use clap::Parser;
+/// use shmesh_sidecar::args::{Args, Task};
+/// let args = Args::parse_from(["shmesh-sidecar", "install-library", "/run/shmesh/library"]);
+/// let Some(Task::InstallLibrary { dir, .. }) = args.task else { panic!("a task") };
+/// assert_eq!(dir.to_str(), Some("/run/shmesh/library"));
+/// ```
+#[derive(Clone, Debug, Subcommand)]
+pub enum Task {
+    /// Copy the preload library of this image into a directory, in place of keeping links
+    ///
+    /// The init container of a pod with the annotation `shmesh.io/as` does this. A library that is there is replaced: at each
+    /// moment there is a whole one.
+    InstallLibrary {
+        /// Directory to copy it into
+        dir: PathBuf,
+
+        /// File with the library
+        #[arg(long, default_value = crate::library::PATH, value_name = "FILE")]
+        from: PathBuf,
+    },
 }
 
 fn link_name(text: &str) -> Result<shmesh::config::LinkName, String> {

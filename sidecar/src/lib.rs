@@ -20,6 +20,7 @@
 //! | `links.rs` | the links: each kept by a task of its own, which retries |
 //! | `inspect.rs` | lists for the operator |
 //! | `audit/`, `metrics.rs` | audit log and metrics |
+//! | [`library`] | copies the preload library into pods that ask for it |
 //!
 //! It depends on `lib` and not on `plugin`, and is not on the path of a message.
 
@@ -31,6 +32,7 @@ pub mod config;
 mod events;
 mod identity;
 mod inspect;
+pub mod library;
 mod links;
 mod metrics;
 mod pending;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 use shmesh_daemon::telemetry::LogFilter;
-use shmesh_sidecar::args::Args;
-use shmesh_sidecar::{config, run};
+use shmesh_sidecar::args::{Args, Task};
+use shmesh_sidecar::{config, library, run};
 
 /// Exit status for a wrong configuration: a file, the annotation, the IPC directory, the log filter (`EX_USAGE` of sysexits,
 /// as in the other programs). clap exits with 2 where the command line itself is wrong.
@@ -18,6 +18,12 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Task::InstallLibrary { dir, from }) = &args.task {
+        return match library::install(from, dir) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => failed(&error, 1),
+        };
+    }
     let links = match config::links(&args) {
         Ok(links) => links,
         Err(error) => return failed(&error, BAD_CONFIG),

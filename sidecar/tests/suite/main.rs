@@ -12,6 +12,7 @@ mod device;
 mod device_pools;
 mod hostile;
 mod kills;
+mod library;
 mod lingering;
 mod links;
 mod metrics;
