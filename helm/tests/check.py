@@ -179,7 +179,7 @@ def check_default():
     out = hook["namespaceSelector"]["matchExpressions"][0]
     expect(out["operator"] == "NotIn" and set(out["values"]) == {"kube-system", NAMESPACE}, "webhook: namespaces")
     asked = " ".join(one["expression"] for one in hook["matchConditions"])
-    expect("links" in asked and "share" in asked, f"webhook: asked for {asked}")
+    expect(all(f'"{name}"' in asked for name in ("links", "share", "as")), f"webhook: asked for {asked}")
     expect(hook["matchConditions"] and hook["sideEffects"] == "None" and hook["timeoutSeconds"] <= 5, "webhook: conditions")
     for one in found:
         if one["kind"] == "Pod":

@@ -1,4 +1,4 @@
-//! JSON patches that only add and never change existing values.
+//! JSON patches that only add. The one value that changes is a text that is appended to.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use crate::pod::{self, Container};
 /// One operation of a JSON patch (RFC 6902).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Operation {
-    /// The operation, always `add`.
+    /// `add`, or `replace` for a text that gets longer.
     pub op: &'static str,
     /// JSON pointer to the new value.
     pub path: String,
@@ -68,6 +68,42 @@ impl Edit {
         }
         let variable = json!({ "name": shmesh::DIR_VARIABLE, "value": directory });
         self.push(&format!("{}/env", container.path()), variable)
+    }
+
+    /// Appends text to an environment variable, after a separator if it has a value.
+    pub(crate) fn append_variable(
+        &mut self,
+        container: &Container<'_>,
+        name: &str,
+        separator: char,
+        text: &str,
+    ) -> Result<(), ShapeError> {
+        let env = format!("{}/env", container.path());
+        // The last one counts, if there are several.
+        let position = pod::list(container.value, "/env")
+            .enumerate()
+            .filter(|(_, it)| pod::text(it, "/name") == Some(name));
+        let Some((at, variable)) = position.last() else {
+            return self.push(&env, json!({ "name": name, "value": text }));
+        };
+        match variable.get("value") {
+            None | Some(Value::Null) => self.ensure(&format!("{env}/{at}"), "value", json!(text)),
+            Some(Value::String(old)) if old.is_empty() => {
+                self.replace(&format!("{env}/{at}/value"), json!(text))
+            }
+            Some(Value::String(old)) if old.split([separator, ' ']).any(|part| part == text) => Ok(()),
+            Some(Value::String(old)) => {
+                self.replace(&format!("{env}/{at}/value"), json!(format!("{old}{separator}{text}")))
+            }
+            Some(_) => Err(ShapeError(format!("{env}/{at}/value"))),
+        }
+    }
+
+    fn replace(&mut self, path: &str, value: Value) -> Result<(), ShapeError> {
+        let there = self.pod.pointer_mut(path).ok_or_else(|| ShapeError(path.to_owned()))?;
+        *there = value.clone();
+        self.operations.push(Operation { op: "replace", path: path.to_owned(), value });
+        Ok(())
     }
 
     /// Adds an object and its parents unless they exist.
@@ -149,6 +185,28 @@ mod tests {
         assert_eq!(edit.pod, expected);
         let paths: Vec<_> = edit.operations.iter().map(|operation| operation.path.as_str()).collect();
         assert_eq!(paths, ["/a/n", "/x", "/x/y", "/x/y/z~1~0", "/l/-", "/l/0", "/m"]);
+    }
+
+    #[test]
+    fn variables_are_appended_to() {
+        let appended = |env: Value| {
+            let pod = json!({"spec": {"containers": [{"name": "a", "env": env}]}});
+            let mut edit = Edit::new(pod.clone());
+            let container = pod::containers(&pod).next().unwrap();
+            edit.append_variable(&container, "P", ':', "/x")
+                .map(|()| edit.pod["spec"]["containers"][0]["env"].take())
+        };
+        let value = |value: Value| json!([{"name": "P", "value": value}]);
+        assert_eq!(appended(json!(null)).unwrap(), value("/x".into()));
+        assert_eq!(appended(value("".into())).unwrap(), value("/x".into()));
+        assert_eq!(appended(value("/a /b".into())).unwrap(), value("/a /b:/x".into()));
+        assert_eq!(appended(value("/xy".into())).unwrap(), value("/xy:/x".into()), "another path");
+        for there in ["/x", "/a:/x", "/x:/a", "/a /x"] {
+            assert_eq!(appended(value(there.into())).unwrap(), value(there.into()), "is there");
+        }
+        let two = json!([{"name": "P", "value": "/x"}, {"name": "P"}]);
+        assert_eq!(appended(two).unwrap()[1]["value"], "/x", "the last one counts");
+        assert_eq!(appended(value(json!(3))).unwrap_err().0, "/spec/containers/0/env/0/value");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::edit::{Edit, Operation, ShapeError};
 use crate::plan::Plan;
 use crate::pod::{self, Container, INFO_VOLUME, SHM_VOLUME};
+use crate::preload::Preload;
 use crate::refusal::Refusal;
 use crate::share::Share;
 use crate::sidecar;
@@ -16,7 +17,7 @@ use shmesh_daemon::bytes::Bytes;
 /// The result of injecting a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Injection {
-    /// The patch, which only adds.
+    /// The patch, which only adds: keys, elements of lists, and text at the end of `LD_PRELOAD`.
     pub operations: Vec<Operation>,
     /// The pod with the patch applied.
     pub pod: Value,
@@ -38,6 +39,7 @@ pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection
         let what = format!("the pod's {path} has another type than Kubernetes specifies");
         Refusal::new(annotation, Position::default(), "pod", what, "correct the pod")
     };
+    Preload::check_alone(pod, config)?;
     if let Some(share) = Share::of(pod, config)? {
         warnings = share.check()?;
         share.add_to(&mut edit).map_err(|error| unexpected(&share.annotation, error))?;
@@ -63,7 +65,7 @@ fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
         beside_primary(plan, planned.link.config.name.as_str(), pool, edit)?;
     }
     if let Some(scope) = &plan.kept
-        && !pod::containers(plan.pod).any(|container| container.is_ours())
+        && !pod::containers(plan.pod).any(|container| container.is_our_sidecar())
     {
         edit.first("/spec/initContainers", sidecar::container(plan, scope))?;
     }

@@ -13,6 +13,7 @@
 //! | `plan.rs` | containers, directory and size of each link |
 //! | `rules.rs` | checks that refuse a pod |
 //! | `share.rs` | a pool for programs that know nothing of shmesh |
+//! | `preload.rs` | the library for such programs |
 //! | `edit.rs` | JSON patches that only add |
 //! | `sidecar.rs` | the sidecar's container |
 //! | `inject.rs` | turns a plan into a patch |
@@ -50,6 +51,7 @@ pub mod manifest;
 mod plan;
 mod pod;
 mod policy;
+mod preload;
 mod quantity;
 mod refusal;
 pub mod review;

@@ -201,7 +201,7 @@ impl ManifestInjector<'_> {
 
     /// Returns the key of the annotation by which an object asks for injection.
     fn annotation_of(&self, object: &Value) -> Option<String> {
-        let keys = ["links", "share"].map(|name| self.config.annotation(name));
+        let keys = ["links", "share", "as"].map(|name| self.config.annotation(name));
         keys.into_iter()
             .find(|key| text(object, &format!("/metadata/annotations/{}", escaped(key))).is_some())
     }
@@ -352,6 +352,7 @@ mod tests {
             ("apps/v1", "Deployment", links),
             ("ray.io/v1", "RayCluster", links),
             ("apps/v1", "Deployment", ("share", "radio")),
+            ("apps/v1", "Deployment", ("as", "posix")),
         ] {
             let text = format!(
                 "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: d, annotations: {{shmesh.io/{name}: {value}}}}}\n\

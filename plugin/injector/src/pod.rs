@@ -12,6 +12,10 @@ pub(crate) const SHM_VOLUME: &str = "shmesh-shm";
 pub(crate) const INFO_VOLUME: &str = "shmesh-podinfo";
 /// Mount path of that volume.
 pub(crate) const INFO_DIR: &str = "/run/shmesh/podinfo";
+/// Name of the init container that brings the preload library, and of the volume that it brings it in.
+pub(crate) const LIBRARY: &str = "shmesh-library";
+/// Mount path of that volume.
+pub(crate) const LIBRARY_DIR: &str = "/run/shmesh/library";
 /// Default IPC directory in containers.
 pub(crate) const SHM_DIR: &str = shmesh::DEFAULT_DIR;
 
@@ -68,11 +72,23 @@ impl<'a> Container<'a> {
         self.is_init && text(self.value, "/restartPolicy") == Some("Always")
     }
 
-    /// Whether this is the sidecar that the injector adds.
+    /// Whether the injector adds this container.
     pub(crate) fn is_ours(&self) -> bool {
-        self.name() == SIDECAR
-            && self.is_sidecar()
-            && list(self.value, "/volumeMounts").any(|mount| text(mount, "/name") == Some(INFO_VOLUME))
+        self.is_our_sidecar() || self.is_library()
+    }
+
+    /// Whether this is the sidecar that the injector adds.
+    pub(crate) fn is_our_sidecar(&self) -> bool {
+        self.name() == SIDECAR && self.is_sidecar() && self.mounts(INFO_VOLUME)
+    }
+
+    /// Whether this is the init container that the injector adds for the preload library.
+    pub(crate) fn is_library(&self) -> bool {
+        self.name() == LIBRARY && self.is_init && self.mounts(LIBRARY)
+    }
+
+    fn mounts(&self, volume: &str) -> bool {
+        list(self.value, "/volumeMounts").any(|mount| text(mount, "/name") == Some(volume))
     }
 
     /// Returns the amount of a resource, from limits or else requests.

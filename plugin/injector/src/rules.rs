@@ -36,7 +36,7 @@ impl Plan<'_> {
 
     fn check_names(&self) -> CheckResult {
         let at = self.first_place();
-        if let Some(taken) = pod::containers(self.pod).find(|c| c.name() == SIDECAR && !c.is_ours()) {
+        if let Some(taken) = pod::containers(self.pod).find(|c| c.name() == SIDECAR && !c.is_our_sidecar()) {
             let kind = if taken.is_init { "init container" } else { "container" };
             let what = format!("the pod has a {kind} {SIDECAR:?}, which is the sidecar's name");
             return Err(self.refuse(at, "name", what, "rename it"));
@@ -201,7 +201,7 @@ impl Plan<'_> {
         {
             return Err(too_small("the pod's memory limit", found, of_pod));
         }
-        if let Some(ours) = pod::containers(self.pod).find(Container::is_ours)
+        if let Some(ours) = pod::containers(self.pod).find(Container::is_our_sidecar)
             && let Some(found) = ours.value.pointer("/resources/limits/memory").and_then(bytes_of)
             && found < needed
         {

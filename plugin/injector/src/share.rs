@@ -9,6 +9,7 @@ use crate::config::{Config, Pool};
 use crate::edit::{Edit, ShapeError};
 use crate::plan::{chosen, pool_names, read};
 use crate::pod::{self, Container, SHM_DIR};
+use crate::preload::Preload;
 use crate::refusal::Refusal;
 use crate::rules::{other_mount, user_namespace};
 
@@ -21,6 +22,7 @@ pub(crate) struct Share<'a> {
     pub(crate) annotation: String,
     pool: &'a Pool,
     participants: BTreeSet<String>,
+    preload: Option<Preload>,
 }
 
 impl<'a> Share<'a> {
@@ -32,7 +34,8 @@ impl<'a> Share<'a> {
             .map_err(|(what, remedy)| Refusal::new(&annotation, Position::default(), "pool", what, remedy))?;
         // Programs in init containers prepare shared memory too, and had the node's by `hostIPC`.
         let participants = chosen(pod, config, |_| true)?;
-        let share = Self { pod, config, annotation, pool, participants };
+        let preload = Preload::of(pod, config)?;
+        let share = Self { pod, config, annotation, pool, participants, preload };
         share.check_annotations()?;
         Ok(Some(share))
     }
@@ -59,6 +62,10 @@ impl<'a> Share<'a> {
                 );
                 return Err(self.refuse("mount", format!("{what}, where the pool's memory is"), remedy));
             }
+        }
+        if let Some(preload) = &self.preload {
+            preload.check_names(self.pod)?;
+            self.containers().try_for_each(|container| preload.check(&container))?;
         }
         let Pool { name, mount_path, .. } = self.pool;
         let is_elsewhere = mount_path.trim_end_matches('/') != SHM_DIR;
@@ -102,8 +109,12 @@ impl<'a> Share<'a> {
         for container in self.containers() {
             edit.pool_resource(&container, &self.resource())?;
             edit.directory_variable(&container, &self.pool.mount_path)?;
+            if let Some(preload) = &self.preload {
+                preload.add_to(&container, edit)?;
+            }
         }
-        Ok(())
+        // Last, because the init container shifts the indexes of the others.
+        self.preload.as_ref().map_or(Ok(()), |preload| preload.bring(self.pod, self.config, edit))
     }
 
     fn resource(&self) -> String {

@@ -79,15 +79,8 @@ fn resource(plan: &Plan<'_>, scope: &Scope) -> Option<String> {
     Some(format!("{}/{name}", plan.config.domain))
 }
 
-/// Creates a security context that satisfies Pod Security *restricted* and owns the links' files.
+/// Creates a security context whose user owns the links' files.
 fn security(plan: &Plan<'_>) -> Value {
-    let mut context = json!({
-        "allowPrivilegeEscalation": false,
-        "readOnlyRootFilesystem": true,
-        "runAsNonRoot": true,
-        "capabilities": { "drop": ["ALL"] },
-        "seccompProfile": { "type": "RuntimeDefault" },
-    });
     let of_pod = plan.pod.pointer("/spec/securityContext/runAsUser").and_then(Value::as_u64);
     let user = match plan.sidecar_user() {
         Some(user) if of_pod == Some(user) => None,
@@ -95,6 +88,18 @@ fn security(plan: &Plan<'_>) -> Value {
         None if of_pod == Some(0) => Some(plan.config.sidecar.user.into()),
         None => None,
     };
+    restricted(user)
+}
+
+/// Creates a security context that satisfies Pod Security *restricted*, with the user if the pod's is not right.
+pub(crate) fn restricted(user: Option<u64>) -> Value {
+    let mut context = json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "runAsNonRoot": true,
+        "capabilities": { "drop": ["ALL"] },
+        "seccompProfile": { "type": "RuntimeDefault" },
+    });
     if let (Some(user), Some(context)) = (user, context.as_object_mut()) {
         context.insert("runAsUser".into(), user.into());
     }

@@ -193,3 +193,18 @@ fn share_warns_where_the_pool_is_not_at_dev_shm() {
     let none = inject(&pod("radio"), "default", &shmesh_injector::Config::default()).unwrap_err();
     assert!(none.remedy.starts_with("no pool is configured") && none.reason == "pool", "{none}");
 }
+
+#[test]
+fn library_is_not_copied_as_root() {
+    let user = |context: Value| {
+        let pod = json!({
+            "metadata": {"annotations": {"shmesh.io/share": "radio", "shmesh.io/as": " posix\n"}},
+            "spec": {"securityContext": context, "containers": [{"name": "a"}]},
+        });
+        let result = inject(&pod, "default", &config()).unwrap();
+        result.pod["spec"]["initContainers"][0]["securityContext"]["runAsUser"].as_u64()
+    };
+    assert_eq!(user(json!({"runAsUser": 7})), None, "inherited");
+    assert_eq!(user(json!(null)), None, "the image's");
+    assert_eq!(user(json!({"runAsUser": 0})), Some(65_532));
+}

@@ -371,3 +371,23 @@ fn shared_pool_needs_the_webhook_or_injection_by_hand() {
     let by_hand = inject(&pod, "default", &config).unwrap().pod;
     assert_eq!(policies.admit(&by_hand).unwrap(), by_hand);
 }
+
+#[test]
+fn library_needs_the_webhook_or_injection_by_hand() {
+    let policies = Policies::of(&Config::default());
+    let config: Config = serde_json::from_value(json!({"pools": [{"name": "radio"}]})).unwrap();
+    let pod = |annotations: Value| json!({"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "a"}]}});
+    let rejected = |pod: &Value, words: &str| {
+        let [message] = policies.admit(pod).expect_err(words).try_into().unwrap();
+        assert!(message.contains(words) && message.ends_with("(line 1, column 1)"), "{message}");
+    };
+    rejected(&pod(json!({"shmesh.io/as": "posix"})), "the pod has no annotation shmesh.io/share");
+    let asked = pod(json!({"shmesh.io/share": "radio", "shmesh.io/as": "posix"}));
+    rejected(&asked, "a shared pool needs the webhook");
+    // The pool was added, and the annotation later.
+    let mut only_pool = inject(&pod(json!({"shmesh.io/share": "radio"})), "default", &config).unwrap().pod;
+    only_pool["metadata"]["annotations"]["shmesh.io/as"] = "posix".into();
+    rejected(&only_pool, "the library needs the webhook");
+    let by_hand = inject(&asked, "default", &config).unwrap().pod;
+    assert_eq!(policies.admit(&by_hand).unwrap(), by_hand);
+}

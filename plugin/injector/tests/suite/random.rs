@@ -123,9 +123,22 @@ fn pod() -> impl Strategy<Value = Value> {
 /// The pod shares a pool instead, or as well.
 fn sharing_pod() -> impl Strategy<Value = Value> {
     let pool = mostly(vec!["radio", "wide", "closed", "none", "", "claim/a", "pool/radio"]);
-    (pod(), pool, mostly(vec![true, false])).prop_map(|(mut pod, pool, is_only)| {
+    let library = mostly(vec![Some("posix"), None, None, None, Some("sysv")]);
+    let preload = mostly(vec![
+        json!(null),
+        json!(null),
+        json!([{"name": "LD_PRELOAD", "value": "/a.so"}]),
+        json!([{"name": "LD_PRELOAD", "value": ""}]),
+        json!([{"name": "LD_PRELOAD"}, {"name": "LD_PRELOAD", "value": "/b.so"}]),
+        json!([{"name": "LD_PRELOAD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
+        json!([{"name": "LD_PRELOAD", "value": 3}]),
+    ]);
+    let only = mostly(vec![true, false]);
+    (pod(), pool, only, library, preload).prop_map(|(mut pod, pool, is_only, library, preload)| {
+        pod["spec"]["containers"][0]["env"] = preload;
         let annotations = pod["metadata"]["annotations"].as_object_mut().unwrap();
         annotations.insert("shmesh.io/share".into(), pool.into());
+        annotations.extend(library.map(|text| ("shmesh.io/as".into(), text.into())));
         if is_only {
             annotations.remove("shmesh.io/links");
             annotations.remove("shmesh.io/size");
@@ -140,13 +153,27 @@ fn nonsense() -> impl Strategy<Value = Value> {
         Just(json!(null)),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
-        select(vec!["shmesh", "Always", "/dev/shm", "- name: a", "1Gi", "radio"]).prop_map(Value::from),
+        select(vec![
+            "shmesh",
+            "shmesh-library",
+            "Always",
+            "/dev/shm",
+            "- name: a",
+            "1Gi",
+            "radio",
+            "posix",
+            "LD_PRELOAD"
+        ])
+        .prop_map(Value::from),
     ];
     let keys = select(vec![
         "metadata",
         "annotations",
         "shmesh.io/links",
         "shmesh.io/share",
+        "shmesh.io/as",
+        "env",
+        "value",
         "shmesh.io/size",
         "spec",
         "containers",

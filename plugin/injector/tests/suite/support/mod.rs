@@ -32,6 +32,17 @@ pub(crate) fn pod_of(object: &Value) -> &Value {
 pub(crate) fn check_patch(before: &Value, injected: &Injection) {
     let mut patched = before.clone();
     for Operation { op, path, value } in &injected.operations {
+        if *op == "replace" {
+            // Of the kind that adds, too: what was there stays, at the beginning.
+            let text = patched.pointer_mut(path).unwrap();
+            let (old, new) = (text.as_str().unwrap(), value.as_str().unwrap());
+            assert!(
+                path.ends_with("/value") && new.starts_with(old) && new != old,
+                "{path}: {old} is written over"
+            );
+            *text = value.clone();
+            continue;
+        }
         assert_eq!(*op, "add");
         let is_list =
             path.rsplit_once('/').is_some_and(|(list, _)| patched.pointer(list).unwrap().is_array());
