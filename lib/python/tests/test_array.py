@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import pickle
@@ -62,15 +63,22 @@ def test_the_mapping_lives_as_long_as_the_last_view() -> None:
 
 
 def test_the_descriptor_is_closed_with_it() -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+    def files() -> set[int]:
+        found = set()
+        for descriptor in os.listdir("/proc/self/fd"):
+            # The one of the listing itself is closed.
+            with contextlib.suppress(FileNotFoundError):
+                found.add(os.stat(f"/proc/self/fd/{descriptor}").st_ino)
+        return found
 
-    before = descriptors()
+    # Not their number: threads of links that earlier tests closed may still close theirs.
+    before = files()
     arrays = [shmesh.empty(10) for _ in range(20)]
-    assert descriptors() == before + 20
+    made = files() - before
+    assert len(made) == 20
     del arrays
     gc.collect()
-    assert descriptors() == before
+    assert not files() & made
 
 
 def test_dlpack_both_ways_without_a_copy_out() -> None:
@@ -155,7 +163,7 @@ def test_types_that_cannot_be_shared(dtype: object) -> None:
     with pytest.raises(shmesh.Unsupported) as error:
         shmesh.empty(3, dtype)
     assert isinstance(error.value, TypeError)
-    assert "use" in str(error.value) or "say" in str(error.value), "it names the remedy"
+    assert any(word in str(error.value) for word in ("use", "say", "give")), "it names the remedy"
 
 
 def test_types_that_only_a_pickle_can_describe() -> None:

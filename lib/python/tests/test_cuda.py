@@ -115,7 +115,7 @@ def test_streams_devices_versions_and_copies(sidecar: str) -> None:
         for stream in (None, -1, 1, 2, 0x7F00_1234_5678):
             assert inside(array.__dlpack__(stream=stream), Managed, b"dltensor")
         for stream in (0, -2):
-            with pytest.raises(ValueError, match="could be any"):
+            with pytest.raises(ValueError, match="ambiguous"):
                 array.__dlpack__(stream=stream)
         for wrong in ("1", 1.0, True):
             with pytest.raises(TypeError, match="a number"):
@@ -233,7 +233,7 @@ def test_wrong_use(sidecar: str) -> None:
             session.export_key(1 << 46)
         with pytest.raises(shmesh.System, match="does not see"):
             session.export_key(1, uuid="GPU-00000000-0000-0000-0000-000000000000")
-        with pytest.raises(shmesh.System, match="no UUID"):
+        with pytest.raises(shmesh.System, match="not a UUID"):
             session.export_key(1, uuid="0")
         _, array = session.export_key((4, 4), np.uint8)
         with pytest.raises(shmesh.Mismatch, match="shape"):

@@ -116,7 +116,8 @@ def test_freeing_first_frees_no_foreign_memory() -> None:
         memory.close()
         assert other[:4] == b"mine" and address
         other.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Fewer if a thread of a link that an earlier test closed has closed its own meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.long

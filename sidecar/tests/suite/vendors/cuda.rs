@@ -419,7 +419,7 @@ pub(crate) fn misuse() {
     let file = || std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let fd = || memory.fd().unwrap().try_clone_to_owned().unwrap();
     assert!(text(CudaMemory::import(BLOCK, Some(file()), &uuid)).contains("INVALID_VALUE"));
-    assert!(text(CudaMemory::import(BLOCK, None, &uuid)).contains("no descriptor"));
+    assert!(text(CudaMemory::import(BLOCK, None, &uuid)).contains("without a descriptor"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7])).contains("did not send the UUID"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &[7; 16])).contains("does not see"));
     assert!(text(CudaMemory::import(BLOCK, Some(fd()), &another)).contains("INVALID_DEVICE"));
