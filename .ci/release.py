@@ -9,7 +9,7 @@ beyond the package registries, and none uploads anything.
     .ci/release.py debian OUT           OUT/shmesh_VERSION_ARCH.deb (command) and OUT/libshmesh-dev_VERSION_ARCH.deb (C libraries)
 
 Crates and wheels need no command of their own: `cargo publish --workspace` and `maturin build` (see docs/releasing.md).
-The same commit gives the same bytes: archives are sorted and have the time of the commit (SOURCE_DATE_EPOCH).
+On one machine the same commit gives the same bytes: archives are sorted and have the time of the commit (SOURCE_DATE_EPOCH).
 """
 
 import argparse
@@ -283,6 +283,19 @@ def strip(*paths):
         run("strip", "--strip-unneeded", path)
 
 
+def depends(*paths):
+    """The packages that ELF files need: glibc in the version of their newest symbol, and the library of the unwinder."""
+    text = "".join(output("objdump", "-p", path) for path in paths)
+    versions = [tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", text)]
+    libraries = set(re.findall(r"NEEDED +(\S+)", text))
+    unknown = {name for name in libraries if not name.startswith(("libc.", "libm.", "libdl.", "librt.", "libpthread.", "ld-linux", "libgcc_s."))}
+    unknown -= {path.name for path in paths} | {f"lib{name}.so" for name in ("shmesh", "shmesh_nvipc", "nvipc", "nvlog")}
+    if unknown or not versions:
+        raise ReleaseError(f"{paths[0].name}: needs {sorted(unknown)}, which no package is known for; add it to depends()")
+    packages = [f"libc6 (>= {'.'.join(map(str, max(versions)))})"]
+    return ", ".join(packages + ["libgcc-s1"] * any(name.startswith("libgcc_s.") for name in libraries))
+
+
 def debian_command(out):
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -306,14 +319,27 @@ def debian_command(out):
         debian_package(
             out,
             command,
-            control("shmesh", version, architecture, "look at, measure and clean up shared-memory links", Depends="libc6"),
+            control(
+                "shmesh",
+                version,
+                architecture,
+                "look at, measure and clean up shared-memory links",
+                Depends=depends(program),
+            ),
         )
         run("lib/capi/install", "/usr", env={**os.environ, "DESTDIR": str(library)})
-        strip(*(path for path in (library / "usr" / "lib").glob("*.so*") if not path.is_symlink()))
+        libraries = [path for path in (library / "usr" / "lib").glob("*.so*") if not path.is_symlink()]
+        strip(*libraries)
         debian_package(
             out,
             library,
-            control("libshmesh-dev", version, architecture, "shared-memory links for C and C++, and NVIPC's interface", Depends="libc6"),
+            control(
+                "libshmesh-dev",
+                version,
+                architecture,
+                "shared-memory links for C and C++, and NVIPC's interface",
+                Depends=depends(*libraries),
+            ),
         )
 
 

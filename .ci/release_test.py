@@ -77,6 +77,9 @@ class Archives(unittest.TestCase):
         self.assertEqual(members["root/tmp"].mode, 0o1777)
         self.assertEqual(members["root/usr/bin/program"].mode, 0o755)
 
+    def test_packages_of_a_program(self):
+        self.assertRegex(release.depends(Path("/bin/true").resolve()), r"^libc6 \(>= 2\.\d+\)(, libgcc-s1)?$")
+
     def test_image_layout(self):
         layout = release.image_layout(self.folder / "out", "sidecar", {"amd64": self.root, "arm64": self.root}, "1.2.3", 7)
         self.assertEqual(json.loads((layout / "oci-layout").read_text()), {"imageLayoutVersion": "1.0.0"})

@@ -211,7 +211,8 @@ async fn half_open_and_silent_connections_shut_out_no_client() {
         let begun = std::time::Instant::now();
         let mut stream = server.connect_from(from, &bundle.authorities).await.unwrap();
         assert_eq!(ask(&mut stream, "POST", &question("- name: a")).await.0, 200, "from {from}");
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?} from {from}", begun.elapsed());
+        // Before the silent connections are closed, after 5 s.
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?} from {from}", begun.elapsed());
     }
     assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "who was here before");
 }
