@@ -314,6 +314,44 @@ def test_run_takes_modules_and_keeps_what_it_hides(tmp_path: Path) -> None:
     assert ran.communicate()[0].splitlines() == ["site", "site", "__main__ package ['-x']"]
 
 
+def test_run_adds_only_its_own_folder_to_the_paths(tmp_path: Path) -> None:
+    """Packages beside shmesh hide no module of the standard library, and other interpreters do not get them."""
+    beside = tmp_path / "packages"
+    beside.mkdir()
+    (beside / "shmesh").symlink_to(Path(shared_memory.__file__).parent)
+    (beside / "uuid.py").write_text("")
+    (beside / "another.py").write_text("")
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import importlib.util, uuid\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "print(SharedMemory.__module__, hasattr(uuid, 'uuid4'), importlib.util.find_spec('another'))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Found in the current folder, as it is in the sources.
+    ran = python("-m", "shmesh.run", str(app), env=environment, cwd=beside)
+    assert ran.communicate()[0].split() == ["shmesh.shared_memory", "True", "None"]
+
+
+def test_interpreter_without_shmesh_keeps_the_standard_library(ipc: Path, tmp_path: Path) -> None:
+    """A child that cannot import it says nothing, and runs the other `sitecustomize`, as without `shmesh.run`."""
+    broken = tmp_path / "numpy.py"
+    broken.write_text("raise ImportError('of another interpreter')")
+    (tmp_path / "sitecustomize.py").write_text("print('site')")
+    here = os.path.dirname(shared_memory.__file__)
+    code = "from multiprocessing.shared_memory import SharedMemory; print(SharedMemory.__module__)"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([os.path.join(here, "_run"), str(tmp_path)]),
+        "SHMESH_RUN_PACKAGE": os.path.dirname(here),
+    }
+    ran = python("-c", code, env=environment, stderr=subprocess.STDOUT, cwd=tmp_path)
+    assert ran.communicate()[0].splitlines() == ["site", "multiprocessing.shared_memory"]
+    shell = ["sh", "-c", 'SHMESH_RUN=$$ exec "$@"', "sh", sys.executable, "-c", "pass"]
+    program = subprocess.run(shell, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert program.stdout == "site\n" and "of another interpreter" in program.stderr, "the program itself does not go on silently"
+
+
 def test_run_says_what_it_needs() -> None:
     for arguments, words in [(["-m", "shmesh.run"], "usage: "), (["-E", "-c", "from shmesh.run import main; main()", "x"], "PYTHONPATH")]:
         if arguments[0] == "-E":
@@ -338,6 +376,44 @@ def test_other_files_are_no_families(ipc: Path) -> None:
     other.write_bytes(b"nonsense\0" + b"1 ../passwd\0" + b"2 half")
     _family.collect(str(ipc))
     other.unlink()
+
+
+def test_files_that_are_no_family_of_this_user_stop_nothing(ipc: Path) -> None:
+    def named(kind: str) -> Path:
+        return ipc / f".shmesh-family-{os.geteuid()}-{kind}"
+
+    named("link").symlink_to(named("link"))
+    os.mkfifo(named("pipe"))
+    named("folder").mkdir()
+    with named("sparse").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    if os.geteuid() == 0:
+        kept = SharedMemory("kept", create=True, size=1, track=False)
+        kept.close()
+        # Marked, so that only the owner of the list protects it.
+        (ipc / "kept").chmod(0o1600)
+        named("other").write_bytes(b"\0%d kept\0" % (ipc / "kept").stat().st_ino)
+        os.chown(named("other"), 12345, -1)
+    end(program("SharedMemory(create=True, size=9)"))
+    left = set(blocks(ipc))
+    for path in ipc.iterdir():
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert left == ({"kept"} if os.geteuid() == 0 else set())
+
+
+@pytest.mark.parametrize("name", ["folder/f", "../{here}/folder/f", "{ipc}/folder/f", "./folder/f"])
+def test_lists_remove_nothing_outside_of_their_directory(ipc: Path, name: str) -> None:
+    (ipc / "folder").mkdir()
+    file = ipc / "folder" / "f"
+    file.touch()
+    file.chmod(0o1600)
+    family = ipc / f".shmesh-family-{os.geteuid()}-other"
+    family.write_bytes(b"\0%d %s\0" % (file.stat().st_ino, name.format(here=ipc.name, ipc=ipc).encode()))
+    _family.collect(str(ipc))
+    assert file.exists()
+    file.unlink()
+    file.parent.rmdir()
+    family.unlink(missing_ok=True)
 
 
 def test_import_does_not_replace_the_standard_library() -> None:

@@ -6,13 +6,15 @@ A block that a process of another family still uses stays until that process clo
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import stat
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ._shmesh import create_leased, open_leased, remove_unused
 
@@ -23,6 +25,9 @@ _VARIABLE = "SHMESH_FAMILY"
 _ALL_LEASES, _NO_LEASE = (
     struct.pack("hhqqi", kind, os.SEEK_SET, 1 << 62, 1 << 31, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
 )
+
+# Bytes of a list that are read at once.
+_CHUNK = 1 << 16
 
 _lock = threading.Lock()
 # The descriptors of the family's files by directory. Forked children have them too.
@@ -56,7 +61,7 @@ def join(directory: str) -> int:
         descriptor = _joined.get(directory)
         if descriptor is None:
             collect(directory)
-            path = os.path.join(directory, f"{_PREFIX}{os.getuid()}-{_family}")
+            path = os.path.join(directory, f"{_PREFIX}{os.geteuid()}-{_family}")
             while descriptor is None:
                 try:
                     descriptor = create_leased(path, 0o600, 0)
@@ -71,8 +76,10 @@ def join(directory: str) -> int:
 
 def record(directory: str, name: str, inode: int) -> None:
     """Lists a block that this family has created."""
-    # One write, so that entries of several members do not mix.
-    os.write(join(directory), b"%d %s\0" % (inode, os.fsencode(name)))
+    # One write, so that entries of several members do not mix. The first NUL ends an entry that was cut.
+    entry = b"\0%d %s\0" % (inode, os.fsencode(name))
+    if os.write(join(directory), entry) < len(entry):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
 
 
 def leave(openings: Sequence[int] = ()) -> None:
@@ -93,37 +100,68 @@ def collect(directory: str, openings: Sequence[int] = ()) -> None:
     have the same leases.
     """
     mine: dict[int, int] = {}
-    prefix = f"{_PREFIX}{os.getuid()}-"
+    prefix = f"{_PREFIX}{os.geteuid()}-"
     with os.scandir(directory) as entries:
-        families = [entry.path for entry in entries if entry.name.startswith(prefix)]
+        families = [entry.path for entry in entries if entry.name.startswith(prefix) and entry.is_file(follow_symlinks=False)]
     families.sort(key=lambda path: not path.endswith(_family))
     for path in families:
-        with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                is_over = claim(descriptor)
-                if is_over and path.endswith(_family):
-                    for opening in openings:
-                        fcntl.fcntl(opening, fcntl.F_OFD_SETLK, _NO_LEASE)
-                        mine[os.fstat(opening).st_ino] = opening
-                if not is_over or os.fstat(descriptor).st_nlink == 0:
-                    continue
-                if _remove_blocks(directory, descriptor, mine):
-                    os.unlink(path)
-            finally:
-                os.close(descriptor)
+        # Whatever one file is, it must not stop a program of this user.
+        with contextlib.suppress(OSError):
+            _collect_family(directory, path, openings, mine)
+
+
+def _collect_family(directory: str, path: str, openings: Sequence[int], mine: dict[int, int]) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        # Any user may make a file of this name. Only this user's own list says what this user removes.
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not claim(descriptor):
+            return
+        if path.endswith(_family):
+            for opening in openings:
+                fcntl.fcntl(opening, fcntl.F_OFD_SETLK, _NO_LEASE)
+                mine[os.fstat(opening).st_ino] = opening
+        if os.fstat(descriptor).st_nlink > 0 and _remove_blocks(directory, descriptor, mine):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _entries(family: int) -> Iterator[bytes]:
+    """What the list has: `INODE NAME`, between NULs. Blocks of the file without data are skipped."""
+    at, rest = 0, b""
+    while True:
+        try:
+            start = os.lseek(family, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # What follows the last NUL is empty, or an entry that a full file system has cut.
+            raise
+        data = os.pread(family, _CHUNK, start)
+        if start > at:
+            rest = b""
+        at = start + len(data)
+        *entries, rest = (rest + data).split(b"\0")
+        yield from filter(None, entries)
+        if not data or len(rest) > _CHUNK:
+            return
+
+
+def _parsed(entry: bytes) -> tuple[int, str]:
+    """The inode and the name, which is that of a file in the directory itself; else `ValueError`."""
+    inode, _, name = entry.partition(b" ")
+    if b"/" in name or name in (b"", b".", b".."):
+        raise ValueError(name)
+    return int(inode), os.fsdecode(name)
 
 
 def _remove_blocks(directory: str, family: int, mine: dict[int, int]) -> bool:
     """Whether none of the blocks that the family lists is left."""
-    entries = os.pread(family, os.fstat(family).st_size, 0).split(b"\0")
     is_empty = True
-    # What follows the last NUL is empty, or an entry that a full file system has cut.
-    for entry in entries[:-1]:
-        number, _, name = entry.partition(b" ")
-        path = os.path.join(directory, os.fsdecode(name))
+    for entry in _entries(family):
         try:
-            inode = int(number)
+            inode, name = _parsed(entry)
+            path = os.path.join(directory, name)
             # The name may have become another block's.
             if os.lstat(path).st_ino != inode:
                 continue

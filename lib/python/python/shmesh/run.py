@@ -28,14 +28,11 @@ def main() -> NoReturn:
         sys.exit("usage: python -m shmesh.run app.py [arguments]\n       python -m shmesh.run -m module [arguments]")
     if sys.flags.ignore_environment:
         sys.exit("shmesh.run: children learn of it by PYTHONPATH, which -E and -I ignore; start Python without them")
-    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_run")
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    here = os.path.dirname(os.path.abspath(__file__))
     environment = dict(os.environ)
-    # The folder of the package at the end: the program may change directories, or be started from the sources.
-    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
-    if not any(os.path.abspath(path) == package for path in "".join(paths[1:]).split(os.pathsep)):
-        paths.append(package)
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    environment["PYTHONPATH"] = os.pathsep.join([os.path.join(here, "_run"), *filter(None, [environment.get("PYTHONPATH")])])
+    # Not in PYTHONPATH, where the packages beside it would hide the standard library, also from other interpreters.
+    environment["SHMESH_RUN_PACKAGE"] = os.path.dirname(here)
     environment["SHMESH_RUN"] = str(os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
