@@ -416,6 +416,146 @@ def test_lists_remove_nothing_outside_of_their_directory(ipc: Path, name: str) -
     family.unlink(missing_ok=True)
 
 
+def test_unlink_after_the_family_has_ended_is_silent(ipc: Path) -> None:
+    code = """if True:
+        import atexit
+        late = []
+        atexit.register(lambda: late[0].unlink())
+        from shmesh.shared_memory import SharedMemory
+
+        class Owner:
+            def __init__(self):
+                self.block = SharedMemory("a", create=True, size=1)
+
+            def __del__(self):
+                self.block.close()
+                self.block.unlink()
+
+        owner = Owner()
+        late.append(SharedMemory("b", create=True, size=1))
+    """
+    ran = python("-c", code, stderr=subprocess.PIPE)
+    assert ran.communicate() == ("", "") and os.listdir(ipc) == []
+
+
+def family_file(directory: Path) -> Path:
+    (file,) = directory.glob(".shmesh-family-*")
+    return file
+
+
+def turn_over(rounds: int) -> None:
+    for _ in range(rounds):
+        block = SharedMemory(create=True, size=1)
+        block.close()
+        block.unlink()
+
+
+def test_list_of_a_family_does_not_grow_with_blocks_that_are_gone(ipc: Path) -> None:
+    kept = SharedMemory("kept", create=True, size=1)
+    turn_over(2000)
+    assert family_file(ipc).stat().st_blocks * 512 <= 32 << 10
+    kept.close()
+    _family.leave()
+    assert os.listdir(ipc) == [], "the first block is still listed"
+
+
+def test_members_that_are_killed_while_they_shorten_the_list_lose_no_entry(ipc: Path) -> None:
+    _family.join(str(ipc))
+    ready, says = os.pipe()
+    children = []
+    for number in range(3):
+        child = os.fork()
+        if child == 0:
+            try:
+                for _ in range(8):
+                    turn_over(200)
+                    SharedMemory(f"kept-{number}-{_}", create=True, size=1).close()
+                os.write(says, b"!")
+                while True:
+                    turn_over(100)
+            finally:
+                os._exit(1)
+        children.append(child)
+    said = b""
+    while len(said) < len(children):
+        said += os.read(ready, 8)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    os.close(ready)
+    os.close(says)
+    listed = {_family._parsed(entry)[1] for entry in _family._entries(_family.join(str(ipc)))}
+    assert family_file(ipc).stat().st_blocks * 512 <= 64 << 10
+    assert {f"kept-{number}-{block}" for number in range(3) for block in range(8)} <= listed
+    _family.leave()
+    # A block of a process that was killed before it could list it is for `shmesh rm --stale`.
+    left = blocks(ipc)
+    for name in left:
+        (ipc / name).unlink()
+    assert len(left) <= len(children) and not any(name.startswith("kept") for name in left)
+
+
+def test_entries_survive_a_kill_just_after_memory_of_the_list_was_freed(ipc: Path) -> None:
+    killed = program("""
+        from shmesh import _family
+        kept = SharedMemory("kept", create=True, size=1)
+        free = _family._free
+        _family._free = lambda *arguments: (free(*arguments), os.kill(os.getpid(), 9))
+        while True:
+            block = SharedMemory(create=True, size=1)
+            block.close()
+            block.unlink()
+    """)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert {"kept"} <= set(blocks(ipc))
+    end(program(""))
+    assert os.listdir(ipc) == []
+
+
+def test_close_looks_for_ended_families_only_after_the_last_user(ipc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = program("a = SharedMemory('a', create=True, size=1); print('made', flush=True); sys.stdin.readline(); os.kill(os.getpid(), 9)")
+    assert said(other) == "made"
+    SharedMemory("b", create=True, size=1).close()
+    one, two = SharedMemory("a"), SharedMemory("a")
+    scanned: list[object] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scanned.append(path) or scan(path))
+    SharedMemory("a").close()
+    SharedMemory("b").close()
+    assert scanned == [], "others have the one open, and this family, which goes on, has made the other"
+    other.communicate("end\n")
+    one.close()
+    assert (scanned, blocks(ipc)) == ([], ["a", "b"])
+    two.close()
+    assert (scanned, blocks(ipc)) == ([str(ipc)], ["b"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_child"),
+    [
+        (["-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)", "--multiprocessing-fork"], True),
+        (["-O", "-c", "from multiprocessing.forkserver import main; main(5, 6, [], **{})"], True),
+        (["-m", "loky.backend.popen_loky_posix", "--process-name", "a", "--pipe", "9"], True),
+        (["-m", "joblib.externals.loky.backend.popen_loky_posix", "--process-name", "a"], True),
+        (["-c", "from multiprocessing.shared_memory import SharedMemory"], False),
+        (["app.py", "from multiprocessing.spawn import spawn_main"], False),
+        (["-m", "notloky.backend.popen_loky_posix"], False),
+        (["app.py"], False),
+    ],
+)
+def test_children_of_the_family_are_told_by_their_command(arguments: list[str], is_child: bool) -> None:
+    assert _family._is_child([sys.executable, *arguments]) == is_child
+
+
+def test_program_that_only_imports_from_multiprocessing_is_a_family_of_its_own(ipc: Path) -> None:
+    mine = SharedMemory("mine", create=True, size=1)
+    code = "from multiprocessing.shared_memory import SharedMemory; from shmesh import _family; print(_family._family)"
+    assert python("-c", code).communicate()[0].strip() != _family._family
+    mine.close()
+    mine.unlink()
+
+
 def test_import_does_not_replace_the_standard_library() -> None:
     import multiprocessing.shared_memory as standard
 

@@ -179,21 +179,30 @@ class SharedMemory:
             self._mmap.close()
             self._mmap = None
         if self._fd >= 0:
+            inode = os.fstat(self._fd).st_ino
             os.close(self._fd)
             self._fd = -1
             if not self._is_own and not sys.is_finalizing():
-                # Its creator may have ended, and waits for this.
-                _collect(os.path.dirname(self._path))
+                _collect(self._path, inode)
 
     def unlink(self) -> None:
         """Removes the name. The memory is freed when the last process has closed the block."""
         if self._name:
-            os.unlink(os.path.join(os.path.dirname(self._path), _file_name(self._name)))
+            path = os.path.join(os.path.dirname(self._path), _file_name(self._name))
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                # Late in the program the family has ended, and the block with it.
+                if path not in _family.removed:
+                    raise
+                _family.removed.remove(path)
 
 
-def _collect(directory: str) -> None:
+def _collect(path: str, inode: int) -> None:
+    """After a block was closed here: its creator may have ended, and with this last use it goes."""
     try:
-        _family.collect(directory)
+        if _family.may_be_left(path, inode):
+            _family.collect(os.path.dirname(path))
     except OSError:
         pass  # the directory went away, or there are no descriptors left: the next one collects
 
