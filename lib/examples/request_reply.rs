@@ -3,15 +3,17 @@
 //! `cargo run --example request_reply`. Server and clients are threads here and could as well be processes: a client attaches by
 //! the link's name.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shmesh::config::LinkConfig;
-use shmesh::{ErrorKind, Link, LinkOptions, Result, Side};
+use shmesh::{ErrorKind, Link, LinkOptions, Request, Result, Side};
 
 /// Message ids of the requests.
 const SQUARE: i32 = 1;
 const COUNT_DOWN: i32 = 2;
 const STOP: i32 = 3;
+/// How long the server waits for a client that takes no replies.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let dir = tempfile::tempdir()?;
@@ -53,31 +55,51 @@ fn serve(link: &Link) -> Result<()> {
                 // Larger answers go into a buffer, which the client reads where it is.
                 let mut loan = link.loan()?;
                 loan.resize_msg(8)?.copy_from_slice(&(n * n).to_le_bytes());
-                request.reply(loan)?;
+                let mut unsent = Some(loan);
+                send(&mut request, |request| match unsent.take() {
+                    Some(loan) => request.reply(loan).map_err(|failed| {
+                        unsent = Some(failed.loan);
+                        failed.error
+                    }),
+                    None => Ok(false),
+                })?;
             }
             // A stream: several replies, the last of which is marked.
             COUNT_DOWN => {
                 for left in (0..=n).rev() {
                     let (id, bytes) = (COUNT_DOWN, left.to_le_bytes());
-                    loop {
-                        let sent = match left {
-                            0 => request.reply_inline(id, 0, &bytes),
-                            _ => request.stream_inline(id, 0, &bytes),
-                        };
-                        match sent {
-                            Ok(_) => break,
-                            // The client is slow. The last reply needs room, too.
-                            Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => {
-                                request.wait_room(None)?;
-                            }
-                            Err(error) => return Err(error),
-                        }
+                    let is_sent = send(&mut request, |request| match left {
+                        0 => request.reply_inline(id, 0, &bytes),
+                        _ => request.stream_inline(id, 0, &bytes),
+                    })?;
+                    if !is_sent {
+                        break;
                     }
                 }
             }
             STOP => return request.reply_inline(STOP, 0, b"").map(drop),
             // Dropped without a reply: the client gets an error.
             _ => {}
+        }
+    }
+}
+
+/// Sends a reply, and waits for a slow client. Returns `false` if the client gave the request up or takes no replies: then
+/// the request is dropped, because this server has others to answer.
+fn send<'a>(
+    request: &mut Request<'a>,
+    mut attempt: impl FnMut(&mut Request<'a>) -> Result<bool>,
+) -> Result<bool> {
+    let start = Instant::now();
+    loop {
+        match attempt(request) {
+            Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => {
+                let left = PATIENCE.saturating_sub(start.elapsed());
+                if left.is_zero() || !request.wait_room(Some(left))? {
+                    return Ok(false);
+                }
+            }
+            sent => return sent,
         }
     }
 }

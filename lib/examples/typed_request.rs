@@ -4,6 +4,7 @@
 //! attaches by the link's name.
 
 use std::error::Error;
+use std::time::Duration;
 
 use shmesh::config::LinkConfig;
 use shmesh::{ErrorKind, LinkOptions, Result, Side, TypedRequests};
@@ -20,6 +21,8 @@ struct Query {
 /// The names of the types with their versions, which change with their fields.
 const REQUEST: &str = "samples.Query/1";
 const REPLY: &str = "samples.Batch/1";
+/// How long the server waits for a client that takes no replies.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn main() -> std::result::Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
@@ -49,7 +52,7 @@ pub(crate) fn main() -> std::result::Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Answers one request with a stream. Returns `false` if the client gave it up.
+/// Answers one request with a stream. Returns `false` if the client gave it up, or takes no replies.
 fn serve(link: &TypedRequests<Query, [f32]>) -> Result<bool> {
     loop {
         link.wait_request(None)?;
@@ -66,7 +69,10 @@ fn serve(link: &TypedRequests<Query, [f32]>) -> Result<bool> {
                     // The client is slow.
                     Err(failed) if matches!(failed.error.kind(), ErrorKind::RepliesFull { .. }) => {
                         loan = failed.loan;
-                        request.wait_room(None)?;
+                        // A server with other clients must not wait for one that takes no replies.
+                        if !request.wait_room(Some(PATIENCE))? {
+                            return Ok(false);
+                        }
                     }
                     Err(failed) => return Err(failed.error),
                 }

@@ -507,7 +507,7 @@ pub enum ErrorKind {
     },
     /// Another participant is declaring the type of the messages, and has not finished.
     #[error(
-        "link {link}: the participant in seat {seat} (process {pid}) is declaring the type of its messages; retry, or end that process if it is stopped"
+        "link {link}: the participant in seat {seat} (process {pid}) is declaring the type of its messages; retry, or if it is stopped, end that process or evict it with `Link::evict`"
     )]
     TypeUndecided {
         /// Name of the link.

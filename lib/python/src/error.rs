@@ -53,8 +53,8 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         | ErrorKind::HoldingTooMany { .. }
         | ErrorKind::Full { .. }
         | ErrorKind::WindowFull { .. }
-        | ErrorKind::RepliesFull { .. }
         | ErrorKind::Crowded { .. } => "Exhausted",
+        ErrorKind::RepliesFull { .. } => "RepliesFull",
         ErrorKind::TooLong { .. }
         | ErrorKind::InlineTooLong { .. }
         | ErrorKind::InlineRequestTooLong { .. } => "TooLong",

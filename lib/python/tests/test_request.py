@@ -253,6 +253,34 @@ def test_tasks_ask_and_answer() -> None:
     server.close()
 
 
+@pytest.mark.parametrize("in_task", [False, True])
+def test_a_reply_beyond_the_share_of_a_slow_client_waits(in_task: bool) -> None:
+    server, client = ends()
+    pending = [client.request(b"all of it") for _ in range(2)]
+    requests = [take(server) for _ in pending]
+    data = np.zeros(200, np.uint8)
+    for sent in range(6):
+        assert requests[sent // 4].reply(b"part", data, more=True, timeout=0)
+    with pytest.raises(shmesh.Timeout):
+        requests[1].reply(b"part", data, more=True, timeout=0.01)
+    loan = server.loan(0, 200)
+    other = client.request(b"another")
+    requests.append(take(server))
+    assert requests[2].reply(b"first", data, more=True, timeout=0)
+    client_takes = threading.Timer(0.2, lambda: [pending[0].try_take() for _ in range(4)])
+    client_takes.start()
+    if in_task:
+        assert run(requests[2].reply_async(loan))
+    else:
+        assert requests[2].reply(loan, timeout=WATCHDOG)
+    client_takes.join()
+    assert [bytes(reply.data) for reply in other] == [bytes(200)] * 2
+    del pending, requests, other
+    gc.collect()
+    client.close()
+    server.close()
+
+
 def test_a_cancelled_task_loses_no_reply_and_gives_its_request_up() -> None:
     server, client = ends()
 

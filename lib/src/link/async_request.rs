@@ -164,14 +164,21 @@ impl AsyncRequest {
         &mut self,
         mut attempt: impl FnMut(&mut OwnedRequest) -> Result<bool>,
     ) -> Result<bool> {
-        let mut room = Room::default();
+        let (mut room, mut share, mut is_full) = (Room::default(), Room::default(), false);
         std::future::poll_fn(|cx| {
             let progress = ready!(coop::poll_proceed(cx));
             loop {
-                match attempt(&mut self.request) {
-                    Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => {
-                        ready!(self.waiter.poll_signals(cx))?;
+                // An attempt may copy a value.
+                while is_full && !self.request.has_room() {
+                    match self.waiter.poll_signals(cx)? {
+                        Poll::Ready(()) => {}
+                        // A client that takes the last reply to another request does not signal.
+                        Poll::Pending if self.request.awaits_share() => ready!(share.poll_pause(cx)),
+                        Poll::Pending => return Poll::Pending,
                     }
+                }
+                match attempt(&mut self.request) {
+                    Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => is_full = true,
                     Err(error) if lacks_room(&error) => ready!(room.poll_pause(cx)),
                     done => {
                         progress.made_progress();
@@ -189,5 +196,48 @@ impl Deref for AsyncRequest {
 
     fn deref(&self) -> &Self::Target {
         &self.request
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::super::AsyncLink;
+    use crate::config::LinkConfig;
+    use crate::{LinkOptions, REPLIES_MAX, Side};
+
+    #[test]
+    #[cfg_attr(miri, ignore = "files")]
+    fn reply_is_attempted_again_only_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let mut config = LinkConfig::new("numbers".parse().unwrap());
+        config.request_window = 2;
+        let server = options.create(&config).unwrap();
+        let client = options.attach("numbers", Side::Secondary).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut server = AsyncLink::new(server).unwrap();
+            let mut pending = client.request_inline(1, 0, b"").unwrap();
+            let mut request = server.receive_request().await.unwrap();
+            for _ in 0..REPLIES_MAX {
+                assert!(request.stream_inline(1, 0, b"part").await.unwrap());
+            }
+            let mut attempts = 0;
+            let reply = request.when_there_is_room(|request| {
+                attempts += 1;
+                request.reply_inline(1, 0, b"last")
+            });
+            let signals = async {
+                for _ in 0..20 {
+                    client.notify().unwrap();
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+                assert!(pending.try_take().unwrap().is_some());
+            };
+            let (sent, ()) = tokio::join!(reply, signals);
+            assert!(sent.unwrap());
+            assert_eq!(attempts, 2);
+        });
     }
 }

@@ -225,6 +225,18 @@ impl OwnedRequest {
         self.writer.wait_room(self.message.lease(), timeout)
     }
 
+    /// Whether there is room for one more reply, as [`wait_room`](Self::wait_room).
+    #[cfg(feature = "tokio")]
+    pub(super) fn has_room(&self) -> bool {
+        self.writer.has_room(self.message.lease())
+    }
+
+    /// Whether the last reply was refused because the client had its share.
+    #[cfg(feature = "tokio")]
+    pub(super) fn awaits_share(&self) -> bool {
+        self.writer.refused.is_some()
+    }
+
     fn send(&mut self, mut loan: OwnedLoan, is_last: bool) -> std::result::Result<bool, ReplyError> {
         let lease = self.message.lease();
         if !Arc::ptr_eq(&lease.shared, &loan.lease().shared) {

@@ -1,9 +1,9 @@
 //! Positions in the replies to a request: the client's, which takes them, and the server's, which sends them.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::core::{INLINE, Requests};
+use super::core::INLINE;
 use super::lease::SeatLease;
 use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,6 +11,10 @@ use crate::pool::owner::MsgOwner;
 use crate::ring::entry::Entry;
 use crate::ring::reply::{ReplyOutcome, RequestId, Status, TakenReply};
 use crate::ring::{INLINE_MAX_BYTES, REPLIES_MAX, Wild};
+
+/// How often a server that waits until a client has less than its share checks for it. A client that takes the last reply to
+/// a request does not wake servers, so that most replies cost none a wake-up.
+const SHARE_CHECK: Duration = Duration::from_millis(10);
 
 /// A client's position in the replies to a request.
 pub(super) struct ReplyCursor {
@@ -87,8 +91,8 @@ impl ReplyCursor {
             steps.finish_request(self.id);
             self.is_over = true;
         }
-        // A server may wait for room.
-        if !taken.is_last || steps.core().requests().is_some_and(Requests::does_last_reply_count) {
+        // A server may wait for room for further ones. One that waits for the client's share of a table checks by itself.
+        if !taken.is_last {
             lease.notify_other_side();
         }
         Ok(Some(taken))
@@ -143,7 +147,7 @@ pub(super) struct ReplyWriter {
     /// Number of replies sent so far.
     pub(super) sent: u64,
     pub(super) is_over: bool,
-    /// The tables of the reply that was refused because the client had its share.
+    /// The tables of the last reply, if it was refused because the client had its share.
     pub(super) refused: Option<[usize; 2]>,
 }
 
@@ -218,7 +222,10 @@ impl ReplyWriter {
                 Ok(true)
             }
             ReplyOutcome::Unwanted => Ok(false),
-            ReplyOutcome::Full => Err(self.replies_full(lease, REPLIES_MAX, "to this request")),
+            ReplyOutcome::Full => {
+                self.refused = None;
+                Err(self.replies_full(lease, REPLIES_MAX, "to this request"))
+            }
             ReplyOutcome::OverShare => {
                 let core = lease.core();
                 self.refused = Some(entry.map_or([INLINE; 2], |entry| core.reply_places(entry)));
@@ -240,15 +247,29 @@ impl ReplyWriter {
         steps.request_status(self.id) == Status::Pending
     }
 
+    /// Whether there is room for one more reply, or none can be sent.
+    pub(super) fn has_room(&self, lease: &SeatLease) -> bool {
+        let has_share = |places| lease.core().has_reply_share(self.id, self.sent, places);
+        self.is_over
+            || !self.is_wanted(lease)
+            || !lease.has_reply(self.id, self.sent) && self.refused.is_none_or(has_share)
+    }
+
     pub(super) fn wait_room(&self, lease: &SeatLease, timeout: Option<Duration>) -> Result<bool> {
-        lease.wait_for(timeout, lease.shared.notify, || {
-            self.is_over
-                || !self.is_wanted(lease)
-                || !lease.has_reply(self.id, self.sent)
-                    && self
-                        .refused
-                        .is_none_or(|places| lease.core().has_reply_share(self.id, self.sent, places))
-        })
+        let wait = |timeout| lease.wait_for(timeout, lease.shared.notify, || self.has_room(lease));
+        if self.refused.is_none() {
+            return wait(timeout);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if wait(Some(left.map_or(SHARE_CHECK, |left| left.min(SHARE_CHECK))))? {
+                return Ok(true);
+            }
+            if left.is_some_and(|left| left <= SHARE_CHECK) {
+                return Ok(false);
+            }
+        }
     }
 
     /// Notifies the client that there is no last reply, unless there was one. Does nothing in a forked child, as the

@@ -376,8 +376,8 @@ impl<'a> Request<'a> {
     /// is released.
     ///
     /// # Errors
-    /// With the loan, which can be sent again. [`RepliesFull`](crate::ErrorKind::RepliesFull) in a stream whose client is
-    /// behind; [`RequestOver`](crate::ErrorKind::RequestOver) after the last reply;
+    /// With the loan, which can be sent again. [`RepliesFull`](crate::ErrorKind::RepliesFull) for a client that is behind with
+    /// this stream, or with replies to its other requests; [`RequestOver`](crate::ErrorKind::RequestOver) after the last reply;
     /// [`ForeignLoan`](crate::ErrorKind::ForeignLoan); [`Evicted`](crate::ErrorKind::Evicted).
     #[inline]
     pub fn reply(&mut self, loan: Loan<'a>) -> std::result::Result<bool, SendError<'a>> {
@@ -455,6 +455,11 @@ impl<'a> Request<'a> {
 
     /// Waits until there is room for one more reply, or none can be sent because the request is over or the client does not
     /// wait any more; for at most `timeout` (`None`: no limit). Returns `false` if it timed out.
+    ///
+    /// Room means fewer than [`REPLIES_MAX`](crate::REPLIES_MAX) waiting replies. If the last reply was refused because the
+    /// client had left its share of a pool, or of the inline cells, it also means that the client can leave a reply there. Any
+    /// other reply can still be refused: wait again then. A client that never takes a reply would keep a server without a
+    /// `timeout` here for ever, so a server that has other clients passes one, and drops the request or keeps it aside.
     ///
     /// # Errors
     /// As [`Link::wait`].

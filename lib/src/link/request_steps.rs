@@ -42,21 +42,24 @@ impl Requests {
     }
 }
 
-impl Requests {
-    /// Whether a client makes room for other replies when it takes the last one to a request.
-    #[inline]
-    pub(super) fn does_last_reply_count(&self) -> bool {
-        self.shares.iter().flatten().any(|share| share.counts_last())
-    }
-}
-
 /// What clients can leave in buffers: see [`ReplyShare`](crate::ring::reply_share::ReplyShare).
 impl Core {
     #[inline]
     fn has_share_of(&self, requests: &Requests, id: RequestId, position: u64, place: usize) -> bool {
         requests.shares[place].is_none_or(|share| {
-            share.allows(&requests.replies, self.seats.used(), id, position, place == INLINE)
+            let is_here = |entry: Entry| self.is_reply_in(entry, place);
+            share.allows(&requests.replies, &self.seats, id, position, is_here)
         })
+    }
+
+    /// Whether a reply, which its client may take and free meanwhile, has a buffer or cell in this table.
+    fn is_reply_in(&self, entry: Entry, place: usize) -> bool {
+        if entry.is_inline() || place == INLINE || place == PoolId::CpuMsg as usize {
+            return entry.is_inline() == (place == INLINE);
+        }
+        let cell = self.msg().table.tame(entry.wild_cell());
+        let data = cell.and_then(|cell| self.peek_descriptor(cell).1.parts());
+        data.is_some_and(|(pool, _)| pool as usize == place)
     }
 
     /// The tables with the buffers of a reply, which its sender holds. The same twice if there is one.
@@ -65,7 +68,6 @@ impl Core {
         if entry.is_inline() {
             return [INLINE; 2];
         }
-        // Every reply in a MSG buffer counts for each pool, so those with DATA in a pool are fewer.
         let (_, data) = self.peek_descriptor(entry.wild_cell());
         let msg = PoolId::CpuMsg as usize;
         [msg, data.parts().map_or(msg, |(pool, _)| pool as usize)]
@@ -82,9 +84,7 @@ impl Core {
 
     /// Replies that a client has not taken.
     pub(super) fn replies_left_by(&self, client: SeatIndex) -> u32 {
-        self.requests().map_or(0, |requests| {
-            [true, false].map(|is_inline| requests.replies.left_by(client, is_inline, false)).iter().sum()
-        })
+        self.requests().map_or(0, |requests| requests.replies.left_by(client, |_| true).replies)
     }
 }
 

@@ -166,20 +166,24 @@ impl Link {
     }
 
     pub(super) fn declare_payload<T: Payload + ?Sized>(&self, name: &str) -> Result<PayloadType> {
-        let payload = self.payload_type::<T>(name)?;
+        let payload = self.payload_type::<T>(name, INLINE_MAX_BYTES)?;
         self.declare(&PayloadTypes::both(payload))?;
         Ok(payload)
     }
 
-    /// The type `T` with this name, if the link can carry it.
-    pub(super) fn payload_type<T: Payload + ?Sized>(&self, name: &str) -> Result<PayloadType> {
+    /// The type `T` with this name, if the link can carry it, in a buffer or inline.
+    pub(super) fn payload_type<T: Payload + ?Sized>(
+        &self,
+        name: &str,
+        inline_max: usize,
+    ) -> Result<PayloadType> {
         self.check_seated()?;
         let link = || self.link();
         if T::ALIGN > LINE_BYTES {
             let (name, align, limit) = (name.to_owned(), T::ALIGN, LINE_BYTES);
             return Err(ErrorKind::TypeAlignment { link: link(), name, align, limit }.into());
         }
-        let limit = largest_value(self.core()).max(INLINE_MAX_BYTES);
+        let limit = largest_value(self.core()).max(inline_max);
         if T::SIZE > limit {
             return Err(type_too_large(&self.lease, name, T::SIZE, limit));
         }
@@ -676,6 +680,7 @@ mod tests {
         let seat = format!("seat {} (process {}) is declaring", stopped.seat(), std::process::id());
         assert!(matches!(error.kind(), ErrorKind::TypeUndecided { .. }) && error.is_retryable());
         assert!(error.to_string().contains(&seat), "{error}");
+        assert!(error.to_string().contains("`Link::evict`"), "{error}");
         assert!(world.primary.core().seats.evict(&stopped.endpoint.me));
         assert!(kind(world.typed::<u64>()).starts_with("OtherType"));
     }
@@ -686,7 +691,10 @@ mod tests {
         let world = World::new();
         let user = world.typed::<u32>().unwrap();
         // It dies before it sees that the type is used.
-        world.primary.core().clear_types();
+        for side in [Side::Primary, Side::Secondary] {
+            let line = world.primary.core().payload_type(side);
+            line.withdraw(line.declared_fingerprint());
+        }
         assert!(kind(world.typed::<u64>()).contains("u32"));
         world.typed::<u32>().unwrap();
         drop(user);

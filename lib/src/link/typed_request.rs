@@ -131,8 +131,8 @@ impl Link {
             return Err(ErrorKind::NoRequests { link: self.link() }.into());
         }
         let types = PayloadTypes {
-            of_primary: self.payload_type::<Rep>(reply)?,
-            of_secondary: self.payload_type::<Req>(request)?,
+            of_primary: self.payload_type::<Rep>(reply, INLINE_MAX_BYTES)?,
+            of_secondary: self.payload_type::<Req>(request, REQUEST_INLINE_MAX_BYTES)?,
         };
         self.declare(&types)?;
         Ok(types)
@@ -246,7 +246,9 @@ impl<Req: ?Sized, Rep: ?Sized> fmt::Debug for TypedRequests<Req, Rep> {
 
 /// A request that this client has made, and that receives replies of one type, as a [`PendingReply`].
 ///
-/// As an iterator it waits for each reply, and ends after the last one or an error. Dropping it gives the request up.
+/// As an iterator it waits for each reply. It ends after the last one, or an error after which there are no more; it goes on
+/// after a reply that is not a value ([`NotOfType`](ErrorKind::NotOfType), [`OnDevice`](ErrorKind::OnDevice)) or is
+/// [`Corrupt`](ErrorKind::Corrupt). Dropping it gives the request up.
 #[must_use = "a pending reply that is dropped gives its request up"]
 pub struct TypedPendingReply<'a, T: ?Sized> {
     pending: PendingReply<'a>,
@@ -314,8 +316,8 @@ impl<T: ?Sized> fmt::Debug for TypedPendingReply<'_, T> {
 
 /// A pending reply of one type that does not borrow from its link, as an [`OwnedPendingReply`].
 ///
-/// As an iterator it waits for each reply, and ends after the last one or an error. Dropping it, in any thread, gives the
-/// request up.
+/// As an iterator it waits for each reply, and ends as a [`TypedPendingReply`]. Dropping it, in any thread, gives the request
+/// up.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;

@@ -53,7 +53,8 @@ impl SeatIndex {
         1 << self.0
     }
 
-    fn all() -> impl Iterator<Item = Self> {
+    /// All seats, in their order.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..64).take(MAX_SEATS).map(Self)
     }
 }

@@ -67,8 +67,8 @@ struct RequestState {
     /// Whether its client still waits.
     is_wanted: bool,
     client: Option<SeatIndex>,
-    /// Replies that the client has not received: their ids, and whether each is the last, and inline.
-    replies: VecDeque<(i32, bool, bool)>,
+    /// Replies that the client has not received: their ids, whether each is the last, and their kinds as in `Reply`.
+    replies: VecDeque<(i32, bool, u8)>,
     /// Whether its server ended the request: `Some(true)` by dying, `Some(false)` by dropping it.
     failed: Option<bool>,
 }
@@ -163,22 +163,35 @@ impl World {
     }
 
     /// Whether the client of a request can leave one more reply: inline, in a MSG buffer, or in one with DATA.
-    fn has_share(core: &Core, known: &[RequestState], number: Number, kind: u8, window: u64) -> bool {
-        let len = |table: Option<&OwnerTable>| table.map_or(0, OwnerTable::len) as u64;
-        let (msg, data) = (len(core.table(0)), len(core.table(1)));
-        let tables = [vec![len(core.inline())], vec![msg], vec![msg, data]];
-        tables[usize::from(kind)].iter().all(|len| {
-            let first_free = (core.seats.used() as u64 - 1) * window <= len / 3;
+    fn has_share(core: &Core, known: &[RequestState], number: Number, kind: u8, window: usize) -> bool {
+        let len = |table: Option<&OwnerTable>| table.map_or(0, OwnerTable::len);
+        let (inline, msg, data) = (len(core.inline()), len(core.table(0)), len(core.table(1)));
+        let tables: &[(usize, &[u8])] = match kind {
+            0 => &[(inline, &[0])],
+            1 => &[(msg, &[1, 2])],
+            _ => &[(msg, &[1, 2]), (data, &[2])],
+        };
+        let seats = SeatIndex::all().filter_map(|seat| core.seats.at(seat));
+        let clients = seats.filter(|other| other.word.side() == Secondary).count().max(1);
+        let is_first = known[number].replies.is_empty();
+        tables.iter().all(|&(len, kinds)| {
+            let (for_requests, common) = (len * 3 / 8, len / 4);
             let left = |request: &RequestState| {
-                let left = request.replies.iter().filter(|(.., is_inline)| *is_inline == (kind == 0)).count();
-                left.saturating_sub(usize::from(first_free)) as u64
+                request.replies.iter().filter(|(.., kind)| kinds.contains(kind)).count()
             };
-            let of_client = known.iter().filter(|request| request.client == known[number].client);
-            let (reserved, common) =
-                if first_free { (len / 16 / 64, len / 4) } else { (1.max(len / 4 / 64), len / 4) };
-            first_free && known[number].replies.is_empty()
-                || of_client.map(left).sum::<u64>() < reserved
-                || known.iter().map(left).sum::<u64>() < common
+            // The replies, and the requests to which they are.
+            let left_by = |seat| {
+                let of_client = known.iter().filter(|request| request.client == Some(seat)).map(left);
+                of_client.fold((0, 0), |(all, requests), left| (all + left, requests + left.min(1)))
+            };
+            let all: Vec<_> = SeatIndex::all().map(left_by).collect();
+            let own = known[number].client.map_or((0, 0), left_by);
+            let share = window.min(for_requests / clients).max(1);
+            let beyond = all.iter().map(|(left, requests)| left - share.min(*requests)).sum::<usize>();
+            is_first && (core.seats.used() - 1) * window <= for_requests
+                || own.0 == 0
+                || all.iter().map(|(left, _)| left).sum::<usize>() < for_requests + common
+                    && (is_first && own.1 < share || beyond < common)
         })
     }
 
@@ -295,7 +308,7 @@ impl World {
                 }
                 let at = (serving.sent, is_last);
                 let number = serving.number;
-                let has_share = Self::has_share(&self.core, &self.known, number, kind, self.window as u64);
+                let has_share = Self::has_share(&self.core, &self.known, number, kind, self.window);
                 let agent = &mut self.servers[i % servers];
                 let serving = &mut agent.serving[j % requests];
                 let pushed = if kind == 0 {
@@ -323,7 +336,7 @@ impl World {
                 };
                 assert_eq!(pushed, expected);
                 if pushed == ReplyOutcome::Sent {
-                    known.replies.push_back((id, is_last, kind == 0));
+                    known.replies.push_back((id, is_last, kind));
                     serving.sent += 1;
                     serving.is_over = is_last;
                 }
@@ -365,7 +378,8 @@ impl World {
                     return;
                 };
                 let is_inline = !matches!(got, ReceivedItem::Pooled(_));
-                assert_eq!(known.replies.pop_front(), Some((got.msg_id(), is_last, is_inline)));
+                let expected = known.replies.pop_front().map(|(id, is_last, kind)| (id, is_last, kind == 0));
+                assert_eq!(expected, Some((got.msg_id(), is_last, is_inline)));
                 assert!(self.received.insert(got.msg_id()), "received once");
                 pending.taken += 1;
                 if is_last {

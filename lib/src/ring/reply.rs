@@ -21,6 +21,7 @@
 
 use super::entry::Entry;
 use super::inline::INLINE_MAX_BYTES;
+use super::reply_share::RepliesLeft;
 use super::{Look, Owners, Wild};
 use crate::config::MAX_REQUEST_WINDOW;
 use crate::participant::SeatIndex;
@@ -191,12 +192,15 @@ impl ReplySlots {
         ReplySlot(&self.lines[seat.as_usize() * self.window + slot])
     }
 
-    /// Replies that a seat has not taken: in inline cells, or in MSG buffers. With `beyond_first`, those that wait behind
-    /// another one to the same request.
+    /// Replies that a seat has not taken, of those that count.
     ///
     /// Other participants send and take replies meanwhile, so this is one look.
-    pub(crate) fn left_by(&self, seat: SeatIndex, is_inline: bool, beyond_first: bool) -> u32 {
-        self.of(seat).map(|slot| slot.left(is_inline).saturating_sub(u32::from(beyond_first))).sum()
+    pub(crate) fn left_by(&self, seat: SeatIndex, counts: impl Fn(Entry) -> bool) -> RepliesLeft {
+        let left = self.of(seat).map(|slot| slot.left(&counts));
+        left.fold(RepliesLeft::default(), |all, replies| RepliesLeft {
+            replies: all.replies + replies,
+            requests: all.requests + u32::from(replies > 0),
+        })
     }
 
     /// The slots of a seat.
@@ -252,11 +256,11 @@ impl<'a> ReplySlot<'a> {
         self.reply(position).load(Ordering::Relaxed) & FULL != 0
     }
 
-    /// Replies that were not taken: in inline cells, or in MSG buffers.
-    fn left(self, is_inline: bool) -> u32 {
+    /// Replies that were not taken, of those that count.
+    fn left(self, counts: impl Fn(Entry) -> bool) -> u32 {
         self.replies()
             .map(|word| word.load(Ordering::Relaxed))
-            .map(|seen| seen & FULL != 0 && Entry::split(low(seen, 32)).1.is_inline() == is_inline)
+            .map(|seen| seen & FULL != 0 && counts(Entry::split(low(seen, 32)).1))
             .map(u32::from)
             .sum()
     }

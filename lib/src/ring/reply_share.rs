@@ -2,24 +2,27 @@
 //!
 //! A reply waits for its client in an inline cell or a MSG buffer, perhaps with a DATA buffer, and all participants share
 //! those. So that clients that take no replies cannot use them up, a server's reply to a client that has its share is refused
-//! ([`ReplyOutcome::OverShare`]), and the server can go on with other clients.
+//! ([`ReplyOutcome::OverShare`](super::reply::ReplyOutcome::OverShare)), and the server can go on with other clients.
 //!
-//! For a table of `len` cells, with `S` seats that were used beside the server's, each with a window of `W` requests:
+//! A client can leave one reply to each of its requests. With `S` clients attached, each with a window of `W` requests, a
+//! table of `len` cells has room for so many from each:
 //!
-//! | | the first reply that waits for a request | each other one |
-//! |---|---|---|
-//! | `S W <= len / 3` | always | the client has left fewer than `len / 16 / 64`, or all clients together fewer than `len / 4` |
-//! | otherwise | the client has left fewer than `len / 4 / 64`, at least 1, or all clients together fewer than `len / 4` | as the first |
+//! ```text
+//! share = min(W, 3/8 len / S)
+//! ```
 //!
-//! Only replies beyond the first are counted in the first row, all in the second. So replies take two thirds of a table with at
-//! least 256 cells, or nine tenths if more clients attach meanwhile, and a client that takes its replies can always get the
-//! next one. In the first row a client can leave some requests alone and take the replies to others. Two servers that send at
-//! the same moment may both see the last of a share as free: there are at most as many replies beyond it as there are servers.
+//! Beyond their shares, all clients together can leave `len / 4`: further replies to the same request, as a rule. So replies
+//! take five eighths of a table. A client that attaches when others have left as much, because they had larger shares before,
+//! can still leave one.
 //!
-//! The table of inline cells is always in the first row, unless it has the most cells that an entry can name.
+//! So a client that takes its replies always gets the next one, and a client can leave some requests alone and take the
+//! replies to others. The table of inline cells has room for `W` from each of 63 clients, unless it has the most cells that
+//! an entry can name. Two servers that send at the same moment may both see the last of a share as free: there are at most as
+//! many replies beyond it as there are servers.
 
 use super::reply::{ReplySlots, RequestId};
-use crate::participant::{MAX_SEATS, SeatIndex};
+use crate::participant::{MAX_SEATS, SeatIndex, Seats, Side};
+use crate::ring::entry::Entry;
 
 /// The number of seats, by which a table is divided.
 #[expect(clippy::cast_possible_truncation, reason = "64 seats")]
@@ -30,56 +33,87 @@ const SEATS: u32 = MAX_SEATS as u32;
 pub(crate) struct ReplyShare {
     len: u32,
     window: u32,
-    /// Each client can leave as many: in the first row of the table above, and in the second.
-    reserved: [u32; 2],
-    /// All clients together can leave as many, if some leave more than `reserved`.
-    common: u32,
+}
+
+/// Replies that a client has not taken, in one table.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct RepliesLeft {
+    /// The number of these replies.
+    pub(crate) replies: u32,
+    /// The number of requests to which they are.
+    pub(crate) requests: u32,
 }
 
 impl ReplyShare {
     /// For a table of `len` cells of a link whose clients have `window` requests pending.
     pub(crate) fn of(len: u32, window: u32) -> Self {
-        Self { len, window, reserved: [len / 16 / SEATS, (len / 4 / SEATS).max(1)], common: len / 4 }
+        Self { len, window }
     }
 
-    /// Whether the first reply that waits for a request does not count.
-    #[inline]
-    fn is_first_free(self, clients: u32) -> bool {
-        clients * self.window <= self.len / 3
+    /// Cells for one reply to each request of all clients.
+    fn for_requests(self) -> u32 {
+        self.len / 8 * 3 + self.len % 8 * 3 / 8
     }
 
-    /// Whether a client may make room for other replies when it takes the last one to a request.
-    #[inline]
-    pub(crate) fn counts_last(self) -> bool {
-        !self.is_first_free(SEATS)
+    /// The requests of a client to which a reply can wait.
+    fn requests(self, clients: u32) -> u32 {
+        self.window.min(self.for_requests() / clients.max(1)).max(1)
     }
 
-    /// Whether the client can leave the reply at `position`. `is_inline` says which replies are in the table.
+    /// Whether a client can leave one more reply. `has_earlier` tells that another one to the same request waits, and `all`
+    /// are what the clients have left.
+    fn has_room(self, own: RepliesLeft, has_earlier: bool, all: &[RepliesLeft]) -> bool {
+        if own.replies == 0 {
+            return true;
+        }
+        let (share, common) = (self.requests(u32::try_from(all.len()).unwrap_or(SEATS)), self.len / 4);
+        if all.iter().map(|left| left.replies).sum::<u32>() >= self.for_requests() + common {
+            return false;
+        }
+        let beyond = |left: &RepliesLeft| left.replies - left.requests.min(share).min(left.replies);
+        !has_earlier && own.requests < share || all.iter().map(beyond).sum::<u32>() < common
+    }
+
+    /// Whether the client can leave the reply at `position`. `is_here` says which replies are in the table.
     #[inline]
     pub(crate) fn allows(
         self,
         replies: &ReplySlots,
-        seats_used: usize,
+        seats: &Seats,
         id: RequestId,
         position: u64,
-        is_inline: bool,
+        is_here: impl Fn(Entry) -> bool,
     ) -> bool {
         // The client takes replies in their order.
-        let has_earlier = || {
-            let slot = replies.slot(id);
-            position > 0 && slot.is_some_and(|slot| slot.has_reply(position - 1))
-        };
-        // One of them is the server.
-        let clients = u32::try_from(seats_used).unwrap_or(SEATS).saturating_sub(1);
-        let first_free = self.is_first_free(clients);
-        if first_free && !has_earlier() {
+        let slot = replies.slot(id);
+        let has_earlier = position > 0 && slot.is_some_and(|slot| slot.has_reply(position - 1));
+        // Most replies need no count. One of the participants is the server.
+        let most = u32::try_from(seats.used()).unwrap_or(SEATS).saturating_sub(1);
+        if !has_earlier && most * self.window <= self.for_requests() {
             return true;
         }
-        let left = |seat| replies.left_by(seat, is_inline, first_free);
-        left(id.seat) < self.reserved[usize::from(!first_free)] || {
-            let seats = (0..seats_used as u64).filter_map(SeatIndex::from_wild);
-            seats.map(left).sum::<u32>() < self.common
+        self.allows_by_count(replies, seats, id, has_earlier, is_here)
+    }
+
+    #[cold]
+    fn allows_by_count(
+        self,
+        replies: &ReplySlots,
+        seats: &Seats,
+        id: RequestId,
+        has_earlier: bool,
+        is_here: impl Fn(Entry) -> bool,
+    ) -> bool {
+        let own = replies.left_by(id.seat, &is_here);
+        let mut all = [RepliesLeft::default(); MAX_SEATS];
+        let mut clients = 0;
+        for seat in SeatIndex::all().take(seats.used()) {
+            if seat == id.seat || seats.at(seat).is_some_and(|other| other.word.side() == Side::Secondary) {
+                all[clients] = if seat == id.seat { own } else { replies.left_by(seat, &is_here) };
+                clients += 1;
+            }
         }
+        self.has_room(own, has_earlier, &all[..clients])
     }
 }
 
@@ -88,26 +122,60 @@ impl ReplyShare {
 mod tests {
     use super::*;
 
+    /// Lets a client leave all that it can with `window` requests. With `first_only`, one reply to each.
+    fn leave(share: ReplyShare, client: usize, all: &mut [RepliesLeft], first_only: bool) {
+        for _ in 0..share.window {
+            let mut sent = 0;
+            while sent < if first_only { 1 } else { 7 } && share.has_room(all[client], sent > 0, all) {
+                all[client].replies += 1;
+                all[client].requests += u32::from(sent == 0);
+                sent += 1;
+            }
+        }
+    }
+
+    fn sum(all: &[RepliesLeft]) -> u32 {
+        all.iter().map(|left| left.replies).sum()
+    }
+
     #[test]
-    fn replies_of_all_seats_leave_room_in_each_table() {
-        for len in (256..5_000).chain([10_000, 1 << 18, 1 << 20]) {
-            for window in 1..=64 {
+    fn replies_of_all_clients_leave_room_in_each_table() {
+        for len in [256, 300, 1_000, 12_345, 1 << 20] {
+            for window in [1, 8, 64] {
                 let share = ReplyShare::of(len, window);
-                let most_first =
-                    (0..SEATS).filter(|&clients| share.is_first_free(clients)).max().unwrap_or(0);
-                // The clients that came first leave all they can, and then more attach.
-                let early = most_first * window + share.common + SEATS * share.reserved[0];
-                let late = SEATS * share.reserved[1];
-                assert!(early <= len * 2 / 3 && late <= len / 4, "{len} {window}");
-                assert!(early + late <= len * 9 / 10, "{len} {window}");
+                for clients in [1, 5, 20, 63] {
+                    let mut all = vec![RepliesLeft::default(); clients];
+                    (0..clients).for_each(|client| leave(share, client, &mut all, false));
+                    assert!(sum(&all) <= len * 5 / 8 + 1, "{len} {window} {clients}");
+                }
+                // They attach one after another, and each leaves all that it can at once.
+                let mut all = Vec::new();
+                for client in 0..63 {
+                    all.push(RepliesLeft::default());
+                    leave(share, client, &mut all, client % 2 == 0);
+                    assert!(all[client].replies > 0, "{len} {window} {client}");
+                }
+                assert!(sum(&all) <= len * 7 / 8, "{len} {window}: {}", sum(&all));
             }
         }
     }
 
     #[test]
-    fn every_client_has_a_share_of_each_table() {
-        for (len, window) in (1..5_000).flat_map(|len| (1..=64).map(move |window| (len, window))) {
-            assert!(ReplyShare::of(len, window).reserved[1] > 0, "{len} {window}");
+    fn client_has_its_share_whatever_others_leave() {
+        for (len, window) in
+            [1, 2, 7, 16, 31, 100, 256].into_iter().flat_map(|len| [1, 8, 64].map(|window| (len, window)))
+        {
+            let share = ReplyShare::of(len, window);
+            for clients in [1, 3, 8, 63] {
+                let mut all = vec![RepliesLeft::default(); clients];
+                (1..clients).for_each(|client| leave(share, client, &mut all, client % 2 == 0));
+                leave(share, 0, &mut all, true);
+                let count = u32::try_from(clients).unwrap();
+                assert!(
+                    all[0].requests >= (len * 3 / 8 / count).clamp(1, window),
+                    "{len} {window} {clients}"
+                );
+            }
         }
     }
 }

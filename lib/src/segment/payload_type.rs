@@ -223,7 +223,8 @@ impl PayloadTypeLine<'_> {
 
     /// Removes the declaration. Only while no other participant is attached.
     pub(crate) fn clear(&self) {
-        self.fingerprint().store(0, Ordering::Relaxed);
+        // The name, too: `restore` would declare it again.
+        (0..=WORDS).for_each(|i| self.0.word(i).store(0, Ordering::Relaxed));
     }
 
     /// Removes the declaration of the type with this fingerprint, to replace it.
@@ -276,6 +277,20 @@ mod tests {
         line.clear();
         assert!(line.declared().is_none() && line.declare(&samples()));
         assert_eq!(line.declared().unwrap().to_string(), "[f32] (4 bytes each, aligned to 4)");
+    }
+
+    #[test]
+    #[cfg(feature = "typed")]
+    fn type_that_was_cleared_is_not_restored() {
+        let line = Line::zeroed();
+        let line = PayloadTypeLine(&line);
+        assert!(line.declare(&slot()));
+        line.withdraw(slot().fingerprint());
+        line.restore(0);
+        assert_eq!(line.declared(), Some(DeclaredType::Known(slot())));
+        line.clear();
+        line.restore(0);
+        assert_eq!(line.declared(), None);
     }
 
     #[test]

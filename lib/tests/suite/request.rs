@@ -739,3 +739,136 @@ fn as_many_clients_as_there_are_seats_that_take_no_replies_hold_up_no_other() {
     negligent_clients_hold_up_no_other(62, "ring=16 msg=64x256 data=64x256", 2);
     negligent_clients_hold_up_no_other(62, "ring=1 msg=64x1024 data=64x256", 1);
 }
+
+/// Lets each client leave all that it can.
+fn leave_all<'a>(
+    part: Part,
+    server: &'a Link,
+    clients: &'a [Link],
+    window: usize,
+    ask: impl Fn(&'a Link) -> PendingReply<'a>,
+) -> Vec<(PendingReply<'a>, Request<'a>)> {
+    let mut kept = Vec::new();
+    for client in clients {
+        for _ in 0..window {
+            let pending = ask(client);
+            let mut request = server.receive_request().unwrap().expect("it was just made");
+            while part.stream(server, &mut request).is_ok() {}
+            kept.push((pending, request));
+        }
+    }
+    kept
+}
+
+#[test]
+fn window_of_single_replies_waits_also_after_a_burst_of_attaches() {
+    for part in [Part::Inline, Part::Msg, Part::Data] {
+        let ends = ends("requests=8 ring=16 msg=64x256 data=64x256");
+        drop((0..50).map(|_| ends.client()).collect::<Vec<_>>());
+        let negligent: Vec<Link> = (0..3).map(|_| ends.client()).collect();
+        let _kept = leave_all(part, &ends.server, &negligent, 8, ask_inline);
+        let mut pending: Vec<_> = (0..8).map(|_| ask_inline(&ends.client)).collect();
+        let mut requests: Vec<_> = (0..8).map(|_| take(&ends.server)).collect();
+        for request in &mut requests {
+            assert!(part.stream(&ends.server, request).unwrap(), "{part:?}");
+        }
+        assert!(pending.iter_mut().all(|pending| pending.try_take().unwrap().is_some()));
+    }
+}
+
+fn ask_inline(client: &Link) -> PendingReply<'_> {
+    client.request_inline(1, 0, b"all of it").unwrap()
+}
+
+fn ask_in_buffer(client: &Link) -> PendingReply<'_> {
+    client.request(client.loan().unwrap()).unwrap()
+}
+
+#[test]
+fn replies_without_data_take_no_share_of_a_data_pool() {
+    let ends = ends("requests=4 ring=16 msg=64x256 data=64x16");
+    let _pending = ask_inline(&ends.client);
+    let mut request = take(&ends.server);
+    for _ in 1..REPLIES_MAX {
+        assert!(Part::Msg.stream(&ends.server, &mut request).unwrap());
+    }
+    assert!(Part::Data.stream(&ends.server, &mut request).unwrap(), "all DATA buffers were free");
+}
+
+#[test]
+fn room_in_the_slot_is_enough_after_it_was_full() {
+    let ends = ends("requests=4 ring=16 msg=64x16 data=64x16");
+    let negligent = [ends.client()];
+    let _kept = leave_all(Part::Msg, &ends.server, &negligent, 4, ask_inline);
+    let mut first = ask_inline(&ends.client);
+    let mut kept = take(&ends.server);
+    assert!(Part::Msg.stream(&ends.server, &mut kept).unwrap(), "it has its share");
+    let mut second = ask_inline(&ends.client);
+    let mut request = take(&ends.server);
+    for _ in 0..REPLIES_MAX {
+        assert!(Part::Inline.stream(&ends.server, &mut request).unwrap());
+    }
+    let refused = Part::Msg.stream(&ends.server, &mut request).unwrap_err();
+    assert!(refused.to_string().contains("its share"), "{refused}");
+    let full = Part::Inline.stream(&ends.server, &mut request).unwrap_err();
+    assert!(full.to_string().contains("to this request"), "{full}");
+    assert!(second.try_take().unwrap().is_some());
+    assert!(request.wait_room(Some(Duration::ZERO)).unwrap());
+    assert!(Part::Inline.stream(&ends.server, &mut request).unwrap());
+    assert!(first.try_take().unwrap().is_some());
+}
+
+#[test]
+fn last_reply_that_is_taken_wakes_no_server() {
+    let ends = ends("requests=8 ring=16 msg=64x256");
+    let mut pending = ask_inline(&ends.client);
+    let mut request = take(&ends.server);
+    assert!(request.reply(ends.server.loan().unwrap()).unwrap());
+    ends.server.fd().unwrap();
+    while notified(&ends.server).is_some() {}
+    assert!(pending.try_take().unwrap().is_some() && pending.is_over());
+    assert_eq!(notified(&ends.server), None);
+}
+
+#[test]
+fn server_that_waits_for_a_share_goes_on_when_the_client_takes_last_replies() {
+    let _watchdog = Watchdog::start();
+    let ends = ends("requests=16 ring=16 msg=64x16");
+    let mut pending: Vec<_> = (0..16).map(|_| ask_inline(&ends.client).into_owned()).collect();
+    let taker = std::thread::spawn(move || {
+        for pending in &mut pending {
+            assert!(pending.wait(Some(HANGS)).unwrap().is_some() && pending.is_over());
+        }
+    });
+    let mut refused = 0;
+    let mut requests: Vec<_> = (0..16).map(|_| take(&ends.server)).collect();
+    for request in &mut requests {
+        let mut loan = Some(ends.server.loan().unwrap());
+        while let Some(unsent) = loan.take() {
+            if let Err(full) = request.reply(unsent) {
+                refused += 1;
+                loan = Some(full.loan);
+                assert!(request.wait_room(Some(HANGS)).unwrap(), "refused {refused}");
+            }
+        }
+    }
+    taker.join().unwrap();
+}
+
+#[test]
+fn requests_in_buffers_fit_beside_the_replies_that_clients_leave() {
+    // A third of the pool for them: 14 clients with 4 requests each. See "What is bounded" in docs/architecture.md.
+    for part in [Part::Msg, Part::Data] {
+        let ends = ends("requests=4 ring=16 msg=64x176 data=64x176");
+        let negligent: Vec<Link> = (0..13).map(|_| ends.client()).collect();
+        let _kept = leave_all(part, &ends.server, &negligent, 4, ask_in_buffer);
+        for _ in 0..100 {
+            let mut pending: Vec<_> = (0..4).map(|_| ask_in_buffer(&ends.client)).collect();
+            let mut requests: Vec<_> = (0..4).map(|_| take(&ends.server)).collect();
+            for request in &mut requests {
+                assert!(part.stream(&ends.server, request).unwrap(), "{part:?}");
+            }
+            assert!(pending.iter_mut().all(|pending| pending.try_take().unwrap().is_some()));
+        }
+    }
+}

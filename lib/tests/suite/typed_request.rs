@@ -133,6 +133,20 @@ fn requests_and_replies_are_in_the_part_where_they_fit() {
 }
 
 #[test]
+fn iterator_of_replies_goes_on_after_a_reply_that_is_not_a_value() {
+    let world = World::new("requests=1");
+    let server = world.primary();
+    let client = world.secondary().typed_requests::<Query, u64>().unwrap();
+    let pending = client.request(&QUERY).unwrap();
+    let mut request = server.receive_request().unwrap().unwrap();
+    request.stream_inline(0, 0, b"odd").unwrap();
+    request.reply_inline(0, 0, &7_u64.to_ne_bytes()).unwrap();
+    let results: Vec<Result<u64, String>> =
+        pending.map(|reply| reply.map(|reply| *reply.value()).map_err(|error| kind_of(&error))).collect();
+    assert_eq!(results, [Err("NotOfType".to_owned()), Ok(7)]);
+}
+
+#[test]
 fn iterator_of_replies_ends_after_the_last_reply_or_an_error() {
     let world = World::new("requests=2");
     let server = world.primary().typed_requests::<Query, u64>().unwrap();
@@ -370,4 +384,12 @@ fn largest_inline_values_need_no_buffer() {
     let mut pending = client.request(&[7; 104]).unwrap();
     server.receive_request().unwrap().unwrap().reply(&[8; INLINE_MAX_BYTES]).unwrap();
     assert_eq!(pending.try_take().unwrap().unwrap().value(), &[8; INLINE_MAX_BYTES]);
+}
+
+#[test]
+fn request_type_that_no_request_can_carry_is_refused_at_once() {
+    let world = World::new("requests=1 msg=64x4 data=64x4");
+    let declared = world.primary().typed_requests::<[u8; 105], u32>();
+    says(declared, "TypeTooLarge", &["105", "104"]);
+    world.primary().typed_requests::<[u8; 104], [u8; INLINE_MAX_BYTES]>().unwrap();
 }

@@ -61,6 +61,10 @@ class Exhausted(Error):
     """All buffers, slots or seats are in use: try again, or make it larger."""
 
 
+class RepliesFull(Exhausted):
+    """The client has not taken earlier replies: wait for it, or serve others."""
+
+
 class Timeout(Error, TimeoutError):
     """The call timed out."""
 

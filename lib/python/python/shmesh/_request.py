@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _shmesh
-from ._errors import Closed, Exhausted, Timeout
+from ._errors import Closed, Exhausted, RepliesFull, Timeout
 from ._shmesh import INLINE_MAX_BYTES, REQUEST_INLINE_MAX_BYTES, Loan, Message
 
 if TYPE_CHECKING:
     from ._link import Link
 
 __all__ = ["PendingReply", "Request", "Requests"]
+
+_LOOK_AGAIN = 0.1
+"""How often, in seconds, a task looks again that a signal should wake."""
+_SHARE_CHECK = 0.01
+"""How often a task looks whether the client has taken its share of replies, which may come without a signal."""
 
 
 class PendingReply:
@@ -132,13 +138,22 @@ class Request:
     ) -> bool:
         """Sends the last, or only, reply; with ``more``, one that others follow. False: the client does not wait any more.
 
-        Sends a copy of ``msg`` and ``data``, or what is in a loan of the link. At most seven replies wait for a client; then this
-        waits until it has taken one, and raises `Timeout` after ``timeout`` seconds.
+        Sends a copy of ``msg`` and ``data``, or what is in a loan of the link. At most seven replies wait for a client, and those
+        to all of its requests take no more than its share of a pool; then this waits until it has taken some, and raises
+        `Timeout` after ``timeout`` seconds.
         """
-        # Nothing but this request uses up the room, so it stays.
-        if not self._request.wait_room(timeout):
-            raise Timeout(f"link {self._link.name}: the client has not taken a reply for {timeout} s")
-        return self._send(msg, data, more, msg_id, cell_id, pool)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with _Unsent(self._link, msg, data, pool) as unsent:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._request.wait_room(left):
+                    break
+                try:
+                    return unsent.send(self._request, msg_id, cell_id, more)
+                except RepliesFull:
+                    if left == 0:
+                        break
+        raise Timeout(f"link {self._link.name}: the client has not taken a reply for {timeout} s")
 
     async def reply_async(
         self,
@@ -151,26 +166,16 @@ class Request:
         pool: str = "cpu_data",
     ) -> bool:
         """As `reply`, for ``asyncio``."""
-        while not self._request.has_room:
-            await self._link._readable(lambda: self._request.has_room)
-        return self._send(msg, data, more, msg_id, cell_id, pool)
-
-    def _send(self, msg: Any, data: Any, more: bool, msg_id: int, cell_id: int, pool: str) -> bool:
-        if isinstance(msg, Loan):
-            return self._request.reply_loan(msg, msg_id=msg_id, cell_id=cell_id, more=more)
-        msg = bytes(memoryview(msg))
-        if data is None and len(msg) <= INLINE_MAX_BYTES:
-            try:
-                return self._request.reply_inline(msg, msg_id=msg_id, cell_id=cell_id, more=more)
-            except Exhausted:
-                # No inline cell is free; a buffer may be.
-                pass
-        loan = self._link._filled(msg, data, pool)
-        try:
-            return self._request.reply_loan(loan, msg_id=msg_id, cell_id=cell_id, more=more)
-        finally:
-            # A loan that was not sent. A caller that keeps the exception would keep this frame.
-            loan.drop()
+        limit = _LOOK_AGAIN
+        with _Unsent(self._link, msg, data, pool) as unsent:
+            while True:
+                while not self._request.has_room:
+                    await self._link._readable(lambda: self._request.has_room, limit)
+                try:
+                    return unsent.send(self._request, msg_id, cell_id, more)
+                except RepliesFull:
+                    # A client that takes the last reply to another request does not signal.
+                    limit = _SHARE_CHECK
 
     def drop(self) -> None:
         """Ends the request; without a last reply it is unanswered. Its buffers are released when its arrays are gone."""
@@ -190,6 +195,39 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<shmesh.Request {self._link.name} client {self.client}>"
+
+
+class _Unsent:
+    """A reply, with the loan that it is in once one was needed."""
+
+    def __init__(self, link: Link, msg: bytes | bytearray | memoryview | Loan, data: Any, pool: str) -> None:
+        self._link, self._data, self._pool = link, data, pool
+        self._is_loan = isinstance(msg, Loan)
+        self._loan = msg if isinstance(msg, Loan) else None
+        self._msg = b"" if isinstance(msg, Loan) else bytes(memoryview(msg))
+
+    def send(self, request: _shmesh.Request, msg_id: int, cell_id: int, more: bool) -> bool:
+        if self._loan is None and self._data is None and len(self._msg) <= INLINE_MAX_BYTES:
+            try:
+                return request.reply_inline(self._msg, msg_id=msg_id, cell_id=cell_id, more=more)
+            except RepliesFull:
+                raise
+            except Exhausted:
+                # No inline cell is free; a buffer may be.
+                pass
+        if self._loan is None:
+            self._loan = self._link._filled(self._msg, self._data, self._pool)
+        return request.reply_loan(self._loan, msg_id=msg_id, cell_id=cell_id, more=more)
+
+    def __enter__(self) -> _Unsent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # A loan that was not sent. A caller that keeps the exception would keep this object.
+        if self._loan is not None and not self._is_loan:
+            self._loan.drop()
 
 
 class Requests:
