@@ -369,10 +369,11 @@ pub enum ByteLock {
 /// another file, which keeps it.
 ///
 /// Another process may give the name to another file between a check and the removal. So the file is moved aside first,
-/// checked there, and moved back if it is the wrong one.
+/// checked there, and moved back if it is the wrong one. No file but the right one is ever removed: one that cannot be moved back,
+/// because its name was given to yet another file, keeps the name `….removed-…` that it has aside.
 ///
 /// # Errors
-/// The name does not exist, or this user may not remove it.
+/// The name does not exist, or this user may not remove it; a file that is the wrong one stays aside.
 ///
 /// ```
 /// use shmesh_sys::file::remove_exactly;
@@ -387,22 +388,41 @@ pub enum ByteLock {
 /// ```
 pub fn remove_exactly(path: &Path, is_it: impl Fn(&Path) -> bool) -> io::Result<bool> {
     std::fs::symlink_metadata(path)?;
-    if !is_it(path) {
-        return Ok(false);
-    }
+    // Before the check, so that little time is between it and the removal.
     let suffix = format!(".removed-{:016x}", u64::from_ne_bytes(random()?));
     let name = path.file_name().unwrap_or_default().as_bytes();
     // A name of the greatest length is cut, so that the other one is not too long.
     let name = name.get(..MAX_NAME_BYTES - suffix.len()).unwrap_or(name);
     let aside = path.with_file_name(OsStr::from_bytes(&[name, suffix.as_bytes()].concat()));
-    std::fs::rename(path, &aside)?;
-    let is_right = is_it(&aside);
-    if !is_right {
-        // Refused if the name was given to yet another file meanwhile.
-        let _ = std::fs::hard_link(&aside, path);
+    if !is_it(path) {
+        return Ok(false);
     }
-    std::fs::remove_file(&aside)?;
-    Ok(is_right)
+    std::fs::rename(path, &aside)?;
+    if is_it(&aside) {
+        std::fs::remove_file(&aside)?;
+        return Ok(true);
+    }
+    // Not by a hard link, which another user's file may be refused.
+    rename_new(&aside, path).map_err(|error| {
+        let (path, aside) = (path.display(), aside.display());
+        io::Error::new(
+            error.kind(),
+            format!("{path} was given to another file while it was removed; that file is {aside} now: {error}"),
+        )
+    })?;
+    Ok(false)
+}
+
+/// Gives a file another name, unless that is taken (`AlreadyExists`).
+#[expect(unsafe_code, reason = "nix has renameat2 for some C libraries only")]
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?);
+    let at = libc::AT_FDCWD;
+    // SAFETY: both are C strings that live until the call returns.
+    let renamed = unsafe {
+        libc::syscall(libc::SYS_renameat2, at, from.as_ptr(), at, to.as_ptr(), libc::RENAME_NOREPLACE)
+    };
+    if renamed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Locks one byte of a file, or changes the lock that this opening has on it. Returns `false` if another opening has a
@@ -499,5 +519,53 @@ pub(crate) fn lock_of(range: &Range<u64>, kind: i32) -> libc::flock {
         l_len: (range.end - range.start).cast_signed(),
         // The kernel requires 0 for locks that belong to the open file and not to the process.
         l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Files as a race leaves them: another program gives the name to `others` between the check and the removal, one each time.
+    fn remove_while_others_take_the_name(others: &[&str]) -> (io::Result<bool>, Vec<(String, String)>) {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("name");
+        std::fs::write(&path, "ours").unwrap();
+        let checks = Cell::new(0);
+        let removed = remove_exactly(&path, |_| {
+            let check = checks.replace(checks.get() + 1);
+            if let Some(other) = others.get(check) {
+                let new = dir.path().join("new");
+                std::fs::write(&new, other).unwrap();
+                std::fs::rename(new, &path).unwrap();
+            }
+            check == 0
+        });
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|entry| {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            (name.get(..name.len().min(13)).unwrap().to_owned(), std::fs::read_to_string(path).unwrap())
+        });
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        (removed, files)
+    }
+
+    #[test]
+    fn file_that_took_the_name_before_the_removal_has_it_again() {
+        let (removed, files) = remove_while_others_take_the_name(&["another's"]);
+        assert!(!removed.unwrap());
+        assert_eq!(files, [("name".to_owned(), "another's".to_owned())]);
+    }
+
+    #[test]
+    fn file_that_cannot_have_its_name_again_stays_aside() {
+        let (removed, files) = remove_while_others_take_the_name(&["another's", "a third's"]);
+        let error = removed.unwrap_err();
+        assert!(error.kind() == io::ErrorKind::AlreadyExists && error.to_string().contains(" is "), "{error}");
+        let expected = [("name", "a third's"), ("name.removed-", "another's")];
+        assert_eq!(files, expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
     }
 }

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, fcntl};
 
@@ -38,9 +38,9 @@ pub const ATTACHMENTS: Range<u64> = BYTES.end - (1 << 24)..BYTES.end;
 
 /// Bits that a marked file does not have, so that `chmod -R 1777` on a directory marks nothing.
 const EXECUTE: u32 = 0o111;
-/// Rounds of opening a file whose name goes away at the same time, or that a collector has locked.
-const MAX_ROUNDS: u32 = 64;
-/// Between two rounds while a collector has the file. It has it for a few system calls.
+/// How long an opener waits for a collector, which has a file for a few system calls, but may be off its processor between them.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two rounds while a collector has the file.
 const PAUSE: Duration = Duration::from_millis(1);
 /// The operation of `fcntl` that chooses the signal of a file lease; the crate `libc` lacks it. The same on all Linux machines.
 const F_SETSIG: i32 = 10;
@@ -138,7 +138,7 @@ pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
 /// Opens a file, with a lease if it is marked. Symbolic links are refused.
 ///
 /// # Errors
-/// What `open(2)` says; `WouldBlock` if a process keeps the bytes of leases locked, which no collector does.
+/// What `open(2)` says; `WouldBlock` if a process keeps the bytes of leases locked for [`PATIENCE`], which no collector does.
 ///
 /// ```
 /// use shmesh_sys::lease;
@@ -150,25 +150,31 @@ pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn open(path: &Path, write: bool) -> io::Result<File> {
-    for _ in 0..MAX_ROUNDS {
-        let opened = match file::open(path, write) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            opened => opened?,
-        };
-        if !is_marked(opened.metadata()?.mode()) {
+    let start = Instant::now();
+    loop {
+        if let Some(opened) = open_once(path, write)? {
             return Ok(opened);
         }
-        if !take(&opened)? {
-            drop(opened);
-            std::thread::sleep(PAUSE);
-        } else if opened.metadata()?.nlink() > 0 {
-            return Ok(opened);
+        if start.elapsed() >= PATIENCE {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
+        std::thread::sleep(PAUSE);
     }
-    Err(io::ErrorKind::WouldBlock.into())
+}
+
+/// `None`: a collector has the file, or its name was given to another file meanwhile.
+fn open_once(path: &Path, write: bool) -> io::Result<Option<File>> {
+    let opened = match file::open(path, write) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        opened => opened?,
+    };
+    let is_usable = !is_marked(opened.metadata()?.mode()) || take_at(path, &opened)?;
+    Ok(is_usable.then_some(opened))
+}
+
+/// As [`take`], and the name is still this file's. Whether the file has any name would not do: another may be left to it.
+fn take_at(path: &Path, opened: &File) -> io::Result<bool> {
+    Ok(take(opened)? && same_file(&std::fs::symlink_metadata(path)?, &opened.metadata()?))
 }
 
 /// What [`remove_unused`] did with a name.
@@ -380,7 +386,11 @@ mod tests {
         drop(create(&path, 0o600, 4096).unwrap());
         let reader = File::open(&path).unwrap();
         let mapping = file::map(&reader, 4096, false);
-        assert_eq!(remove_unused(&path).unwrap(), Removal::Open);
+        // A process that another test is starting has a copy of the lease until its `exec`.
+        until("only the opening without a lease is left", || match remove_unused(&path).unwrap() {
+            Removal::Leased => None,
+            removal => Some(assert_eq!(removal, Removal::Open)),
+        });
         drop((reader, mapping));
         removed(&path);
     }
@@ -393,12 +403,27 @@ mod tests {
         let claim = until("no lease is left", || try_claim(file::open(&path, true).unwrap()).unwrap());
         std::thread::scope(|scope| {
             let opener = scope.spawn(|| open(&path, true));
-            std::thread::sleep(PAUSE * 5);
+            // A collector that is off its processor for a while.
+            std::thread::sleep(PAUSE * 200);
             assert!(!opener.is_finished());
             std::fs::remove_file(&path).unwrap();
             drop(claim);
             assert_eq!(opener.join().unwrap().unwrap_err().kind(), io::ErrorKind::NotFound);
         });
+    }
+
+    #[test]
+    fn opener_sees_that_the_name_is_another_files_though_its_own_has_a_second_name() {
+        let dir = dir();
+        let path = dir.path().join("a");
+        drop(create(&path, 0o660, 1).unwrap());
+        std::fs::hard_link(&path, dir.path().join("link")).unwrap();
+        let opened = file::open(&path, true).unwrap();
+        assert!(take_at(&path, &opened).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(take_at(&path, &opened).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let _other = create(&path, 0o660, 1).unwrap();
+        assert!(!take_at(&path, &opened).unwrap());
     }
 
     /// Each opener must find that the file it has a lease of is still the one at the name.
