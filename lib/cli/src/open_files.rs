@@ -1,6 +1,8 @@
 //! Which processes have files open or mapped, as far as `/proc` shows them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -17,13 +19,14 @@ pub(crate) fn users(files: &[MemoryFile]) -> Vec<FileUsers> {
     }
     let index: HashMap<(u64, u64), usize> =
         files.iter().enumerate().map(|(at, file)| (file.id, at)).collect();
+    let names: HashSet<&OsStr> = files.iter().map(|file| file.name.as_os_str()).collect();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
         // The links lead to the files themselves, also when they are mapped only.
         for folder in ["fd", "map_files"] {
-            for at in files_in(&entry.path().join(folder), &index) {
+            for at in files_in(&entry.path().join(folder), &names, &index) {
                 if let Some(of_file) = users.get_mut(at)
                     && !of_file.contains(&pid)
                 {
@@ -36,11 +39,53 @@ pub(crate) fn users(files: &[MemoryFile]) -> Vec<FileUsers> {
     users
 }
 
-fn files_in(folder: &Path, index: &HashMap<(u64, u64), usize>) -> Vec<usize> {
+/// The directory may have another path where the process is, so names are compared first. Files with others are not asked: they
+/// may be on a file system that does not answer.
+fn files_in(folder: &Path, names: &HashSet<&OsStr>, index: &HashMap<(u64, u64), usize>) -> Vec<usize> {
     let links = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let identify = |link: std::fs::DirEntry| {
+        if !names.contains(name_of(&std::fs::read_link(link.path()).ok()?)?) {
+            return None;
+        }
         let found = std::fs::metadata(link.path()).ok()?;
         index.get(&(found.dev(), found.ino())).copied()
     };
     links.filter_map(identify).collect()
+}
+
+/// The name of a file in a link of `/proc`, which says of a removed one that it is.
+fn name_of(path: &Path) -> Option<&OsStr> {
+    let name = path.file_name()?.as_bytes();
+    Some(OsStr::from_bytes(name.strip_suffix(b" (deleted)").unwrap_or(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_with_names_of_the_directory_are_asked() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        for name in ["used", "unused"] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+        }
+        let _used = std::fs::File::open(dir.path().join("used")).unwrap();
+        let files = shmesh::inspect::memory_files(dir.path()).unwrap();
+        let is_user: Vec<_> = users(&files).iter().map(|users| users.contains(&std::process::id())).collect();
+        let names: Vec<_> = files.iter().map(|file| file.name.to_str().unwrap()).collect();
+        assert_eq!((names, is_user), (vec!["unused", "used"], vec![false, true]));
+        // The file with another name is not looked at, though it would be found.
+        let index = HashMap::from([(files[1].id, 1)]);
+        let found =
+            |name: &str| files_in(Path::new("/proc/self/fd"), &HashSet::from([OsStr::new(name)]), &index);
+        assert_eq!(found("used"), [1]);
+        assert!(found("unused").is_empty());
+    }
+
+    #[test]
+    fn removed_file_has_its_name_still() {
+        for (link, name) in [("/a/b", Some("b")), ("/a/b (deleted)", Some("b")), ("/", None)] {
+            assert_eq!(name_of(Path::new(link)), name.map(OsStr::new));
+        }
+    }
 }

@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 
 use crate::grow::grow;
 use crate::locks::{length_of_lockf, shortened};
-use crate::open::{Creation, changed_mode};
+use crate::open::{Creation, changed_mode, take_if_here};
 use crate::path::Text;
 use crate::real::{self, Function};
 use crate::semaphores::{self, SEMAPHORE_BYTES};
@@ -102,7 +102,9 @@ unsafe fn open_here(path: *const c_char, flags: c_int, mode: c_uint) -> Option<c
     let name = settings.below(path.to_bytes())?;
     let before = sys::errno();
     // What is written once, as by `cp`, is a file for later; memory is mapped for reading and writing.
-    let is_marked = flags & libc::O_ACCMODE == libc::O_RDWR && !settings.is_kept(name);
+    // A file with execute bits is a program, and not memory: a marked file would not have them.
+    let is_memory = flags & libc::O_ACCMODE == libc::O_RDWR && mode & 0o111 == 0;
+    let is_marked = is_memory && !settings.is_kept(name);
     let creation = Creation { mode, is_marked, fill: &nothing };
     match crate::open::open(settings, path, flags, &creation) {
         Some(opened) => Some(finish(before, opened.map(Fd::into_raw), -1)),
@@ -142,7 +144,31 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     // SAFETY: the program's arguments.
-    unsafe { open_here(path, flags, mode).unwrap_or_else(|| open_elsewhere(dir, path, flags, mode)) }
+    unsafe { open_here(path, flags, mode).unwrap_or_else(|| open_with_lease(dir, path, flags, mode)) }
+}
+
+/// Opens a path that does not show whether it leads to the IPC directory: such a file has a lease too.
+///
+/// # Safety
+/// As `openat(2)`.
+unsafe fn open_with_lease(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the program's arguments.
+    let fd = unsafe { open_elsewhere(dir, path, flags, mode) };
+    let Some(settings) = settings() else { return fd };
+    if fd < 0 || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {
+        return fd;
+    }
+    let before = sys::errno();
+    let is_usable = take_if_here(settings, fd);
+    sys::set_errno(before);
+    if is_usable {
+        return fd;
+    }
+    // A collector has removed it meanwhile: the name is free, or another file's.
+    sys::close(fd);
+    sys::set_errno(before);
+    // SAFETY: as above.
+    unsafe { open_elsewhere(dir, path, flags, mode) }
 }
 
 /// Other names of functions above: those for large files, and those of a fortified C library.
@@ -270,8 +296,9 @@ unsafe extern "C" fn lockf(fd: c_int, command: c_int, len: i64) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fchmod(fd: c_int, mode: c_uint) -> c_int {
     let before = sys::errno();
-    let changed =
-        settings().and_then(|settings| changed_mode(settings, &sys::fstat(fd).ok()?, mode)).unwrap_or(mode);
+    let changed = settings()
+        .and_then(|settings| changed_mode(settings, &sys::fstat(fd).ok()?, mode, false))
+        .unwrap_or(mode);
     pass!(before, real::FCHMOD, unsafe extern "C" fn(c_int, c_uint) -> c_int, (fd, changed), -1)
 }
 
@@ -284,7 +311,7 @@ unsafe extern "C" fn chmod(path: *const c_char, mode: c_uint) -> c_int {
         // SAFETY: the program's argument.
         let path = unsafe { text(path) }?;
         settings.below(path.to_bytes())?;
-        changed_mode(settings, &sys::stat(path).ok()?, mode)
+        changed_mode(settings, &sys::stat(path).ok()?, mode, true)
     });
     sys::set_errno(before);
     pass!(
@@ -294,6 +321,21 @@ unsafe extern "C" fn chmod(path: *const c_char, mode: c_uint) -> c_int {
         (path, changed.unwrap_or(mode)),
         -1
     )
+}
+
+/// # Safety
+/// As `fchmodat(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fchmodat(dir: c_int, path: *const c_char, mode: c_uint, flags: c_int) -> c_int {
+    type FchmodAt = unsafe extern "C" fn(c_int, *const c_char, c_uint, c_int) -> c_int;
+    let before = sys::errno();
+    let changed = settings().and_then(|settings| {
+        // SAFETY: the program's argument.
+        let path = unsafe { text(path) }?;
+        let is_below = settings.below(path.to_bytes()).is_some();
+        changed_mode(settings, &sys::stat_below(dir, path, flags).ok()?, mode, is_below)
+    });
+    pass!(before, real::FCHMODAT, FchmodAt, (dir, path, changed.unwrap_or(mode), flags), -1)
 }
 
 /// The C library's list of System V segments is the kernel's file. Programs that cannot open it ask `shmctl`, which knows those of
@@ -310,7 +352,16 @@ unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut c_v
         sys::set_errno(libc::ENOENT);
         return std::ptr::null_mut();
     }
-    pass!(before, real::FOPEN, Fopen, (path, mode), std::ptr::null_mut())
+    let file = pass!(before, real::FOPEN, Fopen, (path, mode), std::ptr::null_mut());
+    if let Some(settings) = settings()
+        && !file.is_null()
+    {
+        let before = sys::errno();
+        // SAFETY: the C library has just opened this file.
+        take_if_here(settings, unsafe { libc::fileno(file.cast()) });
+        sys::set_errno(before);
+    }
+    file
 }
 
 /// The file of a name of shared memory. `None`: the C library says what is wrong with the name.
@@ -420,7 +471,8 @@ unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: c_uint, v
         if value > MAX_SEMAPHORE {
             return Some(Err(libc::EINVAL));
         }
-        let initial = initial_semaphore(value)?;
+        // Not by the C library's function, whose directory may be another one.
+        let Some(initial) = initial_semaphore(value) else { return Some(Err(libc::ENOSYS)) };
         match path.c_str() {
             Ok(path) => semaphores::open_semaphore(settings, path, flags, mode, is_marked, &initial),
             Err(error) => Some(Err(error)),

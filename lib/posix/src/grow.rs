@@ -2,6 +2,8 @@
 
 use std::ffi::c_int;
 
+use shmesh_sys::lease::is_marked;
+
 use crate::path::Text;
 use crate::settings::Settings;
 use crate::sys::{self, Answer};
@@ -12,8 +14,9 @@ const LARGE: u64 = 1 << 20;
 /// Sets the size of a file of the IPC directory, if that makes it larger. `None`: the C library's function does it.
 pub(crate) fn grow(settings: &Settings, fd: c_int, len: i64) -> Option<Answer<()>> {
     let found = sys::fstat(fd).ok()?;
-    let is_here = found.st_dev == settings.device && found.st_mode & libc::S_IFMT == libc::S_IFREG;
-    if !is_here || len <= found.st_size {
+    let is_regular = found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    // A sparse file elsewhere is what its program wants; so is one on a disk, which is no memory.
+    if !is_regular || len <= found.st_size || !settings.is_tmpfs || !is_here(settings, fd, &found) {
         return None;
     }
     match reserve(settings, fd, found.st_size, len) {
@@ -24,22 +27,24 @@ pub(crate) fn grow(settings: &Settings, fd: c_int, len: i64) -> Option<Answer<()
     }
 }
 
+/// Whether an open file is one of the IPC directory, and not only of its file system.
+fn is_here(settings: &Settings, fd: c_int, found: &libc::stat) -> bool {
+    let is_below = || sys::path_of(fd).is_ok_and(|path| settings.has_below(path.as_bytes()));
+    found.st_dev == settings.device && (is_marked(found.st_mode) || is_below())
+}
+
 /// Reserves the bytes of a file from its size to a larger one.
 pub(crate) fn reserve(settings: &Settings, fd: c_int, from: i64, to: i64) -> Answer<()> {
     let growth = to.saturating_sub(from);
-    let bytes = growth.cast_unsigned();
+    let page = sys::page_bytes();
+    let bytes = growth.cast_unsigned().div_ceil(page).saturating_mul(page);
     if is_over_limit(settings, bytes)
         || bytes >= LARGE && shmesh_sys::cgroup::room_bytes().is_some_and(|room| room < bytes)
     {
         return Err(libc::ENOSPC);
     }
-    sys::reserve(fd, from, growth)?;
-    // Again, because others may have grown meanwhile: then all of them may be refused, but the limit holds.
-    if is_over_limit(settings, 0) {
-        sys::truncate(fd, from);
-        return Err(libc::ENOSPC);
-    }
-    Ok(())
+    // Not looked at again and undone: another process may have the new bytes mapped already.
+    sys::reserve(fd, from, growth).map_err(|error| if error == libc::ENOMEM { libc::ENOSPC } else { error })
 }
 
 /// Whether the files of the IPC directory and so many more bytes are above the limit.

@@ -4,14 +4,49 @@
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shmesh_sys::lease::{ATTACHMENTS, BYTES, MARK, is_marked, marked};
+use shmesh_sys::lease::{ATTACHMENTS, BYTES, MARK, PATIENCE, is_marked, marked};
 
 use crate::path::{Text, split};
 use crate::settings::Settings;
 use crate::sys::{self, Answer, Fd};
 
-/// Rounds of opening a name that comes and goes; then the C library has the last word.
-const MAX_ROUNDS: u32 = 64;
+/// The owner may write: otherwise no collector can open the file.
+const OWNER_WRITES: u32 = 0o200;
+
+/// Whether a file with these bits may have the mark: it is no program, and a collector can open it.
+pub(crate) fn can_be_marked(mode: u32) -> bool {
+    mode & 0o111 == 0 && mode & OWNER_WRITES != 0
+}
+
+/// The rounds of a call whose file comes and goes, or is in the hands of a collector: bounded by time, because a collector may be
+/// off its processor.
+pub(crate) struct Rounds {
+    end: Option<(i64, i64)>,
+}
+
+impl Rounds {
+    pub(crate) const fn new() -> Self {
+        Self { end: None }
+    }
+
+    /// Pauses before another round. `false`: the time is over.
+    pub(crate) fn go_on(&mut self) -> bool {
+        let now = sys::clock(libc::CLOCK_MONOTONIC);
+        match self.end {
+            None => {
+                let seconds = i64::try_from(PATIENCE.as_secs()).unwrap_or(0);
+                self.end = Some((now.0.saturating_add(seconds), now.1));
+                sys::yield_now();
+                true
+            }
+            Some(end) if now >= end => false,
+            Some(_) => {
+                sys::pause_a_millisecond();
+                true
+            }
+        }
+    }
+}
 
 /// How a file is made if it does not exist.
 pub(crate) struct Creation<'c> {
@@ -23,7 +58,8 @@ pub(crate) struct Creation<'c> {
     pub(crate) fill: &'c dyn Fn(&Fd) -> Answer<()>,
 }
 
-/// Opens or creates a file as `open(2)` does. `None`: after many rounds it is still not clear whether it exists.
+/// Opens or creates a file as `open(2)` does. `None`: the name is a link that leads nowhere, which the C library follows; never with
+/// `O_NOFOLLOW`.
 pub(crate) fn open(
     settings: &Settings,
     path: &CStr,
@@ -31,35 +67,39 @@ pub(crate) fn open(
     creation: &Creation,
 ) -> Option<Answer<Fd>> {
     let (creates, is_exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
-    for round in 0..MAX_ROUNDS {
+    let mut rounds = Rounds::new();
+    loop {
+        let mut found = Err(libc::ENOENT);
         if !(creates && is_exclusive) {
-            match open_existing(path, flags & !(libc::O_CREAT | libc::O_EXCL)) {
-                Ok(Some(fd)) => return Some(Ok(fd)),
-                Err(libc::ENOENT) if creates => {}
-                // A collector has a kernel lease on it.
-                Err(libc::EAGAIN) if flags & libc::O_NONBLOCK != 0 => {
-                    sys::pause_a_millisecond();
-                    continue;
-                }
-                Err(error) => return Some(Err(error)),
-                Ok(None) => {
-                    if round > 0 {
-                        sys::pause_a_millisecond();
-                    }
-                    continue;
-                }
-            }
+            found = open_existing(path, flags & !(libc::O_CREAT | libc::O_EXCL));
         }
-        match create(settings, path, flags, creation) {
-            // A link that leads nowhere: the C library makes the file that it leads to.
-            Err(libc::EEXIST) if !is_exclusive && is_link(path) => return None,
-            Err(libc::EEXIST) if !is_exclusive => {}
-            // A collector took the file before it had its lease and its name.
-            Err(libc::ENOENT) if sys::stat(dir_of(path).c_str().ok()?).is_ok() => {}
-            done => return Some(done),
+        match found {
+            // The kernel opens no directory for a call that might make a file.
+            Ok(Some(fd)) if creates && is_directory(&fd) => return Some(Err(libc::EISDIR)),
+            Ok(Some(fd)) => return Some(Ok(fd)),
+            Err(libc::ENOENT) if creates => match create(settings, path, flags, creation) {
+                // A link that leads nowhere: the C library makes the file that it leads to.
+                Err(libc::EEXIST) if !is_exclusive && flags & libc::O_NOFOLLOW == 0 && is_link(path) => {
+                    return None;
+                }
+                Err(libc::EEXIST) if !is_exclusive => {}
+                // A collector took the file before it had its lease and its name.
+                Err(libc::ENOENT) if sys::stat(dir_of(path).c_str().ok()?).is_ok() => {}
+                done => return Some(done),
+            },
+            // A collector has a kernel lease on it.
+            Err(libc::EAGAIN) if flags & libc::O_NONBLOCK != 0 => {}
+            Err(error) => return Some(Err(error)),
+            Ok(None) => {}
+        }
+        if !rounds.go_on() {
+            return Some(Err(libc::EAGAIN));
         }
     }
-    None
+}
+
+fn is_directory(fd: &Fd) -> bool {
+    sys::fstat(fd.raw()).is_ok_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFDIR)
 }
 
 fn is_link(path: &CStr) -> bool {
@@ -73,18 +113,40 @@ fn dir_of(path: &CStr) -> Text {
 /// Opens an existing file, with a lease if it is marked. `None`: a collector was faster, or is about to be.
 pub(crate) fn open_existing(path: &CStr, flags: c_int) -> Answer<Option<Fd>> {
     let fd = sys::open(path, flags, 0)?;
-    Ok(take(fd.raw()).then_some(fd))
+    let Ok(found) = sys::fstat(fd.raw()) else { return Ok(Some(fd)) };
+    if !is_marked(found.st_mode) {
+        return Ok(Some(fd));
+    }
+    // Not by the number of its names: it may have another one.
+    let is_there = || {
+        let there = if flags & libc::O_NOFOLLOW == 0 { sys::stat(path) } else { sys::lstat(path) };
+        there.is_ok_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino))
+    };
+    let is_usable = take(fd.raw()) && is_there();
+    Ok(is_usable.then_some(fd))
 }
 
-/// Takes a lease for an open file if it is marked. `false`: the file is as good as removed.
-fn take(fd: c_int) -> bool {
-    let Ok(found) = sys::fstat(fd) else { return true };
-    if !is_marked(found.st_mode) {
-        return true;
+/// Takes a lease for a file that the C library has opened, if it is a marked one of the IPC directory: a path may lead there in ways
+/// that are not seen in it. `false`: a collector has removed the file meanwhile.
+pub(crate) fn take_if_here(settings: &Settings, fd: c_int) -> bool {
+    let mut rounds = Rounds::new();
+    loop {
+        let Ok(found) = sys::fstat(fd) else { return true };
+        if found.st_dev != settings.device || !is_marked(found.st_mode) || found.st_nlink == 0 {
+            return true;
+        }
+        if take(fd) {
+            return sys::fstat(fd).is_ok_and(|now| now.st_nlink > 0);
+        }
+        if !rounds.go_on() {
+            return true;
+        }
     }
+}
+
+/// Takes a lease for an open marked file. `false`: a collector has the file.
+fn take(fd: c_int) -> bool {
     match sys::lock(fd, BYTES.start, 1, libc::F_RDLCK) {
-        Ok(false) => return false,
-        Ok(true) => {}
         // Open for writing only.
         Err(libc::EBADF) => {
             let start = u64::from(sys::pid().unsigned_abs()) << 8 | u64::from(fd.unsigned_abs() & 0xFF);
@@ -93,14 +155,12 @@ fn take(fd: c_int) -> bool {
                 let at = start.wrapping_add(step).checked_rem(others).unwrap_or(0);
                 sys::lock(fd, BYTES.start.saturating_add(1).saturating_add(at), 1, libc::F_WRLCK) == Ok(true)
             };
-            if !(0..64).any(free) {
-                return false;
-            }
+            (0..64).any(free)
         }
         // No locks here: as without this library.
-        Err(_) => return true,
+        Err(_) => true,
+        Ok(is_taken) => is_taken,
     }
-    sys::fstat(fd).is_ok_and(|found| found.st_nlink > 0)
 }
 
 /// Makes a file under a name of its own, gives it mode, content and lease, and then the name that the program asks for. So no
@@ -109,8 +169,8 @@ fn create(settings: &Settings, path: &CStr, flags: c_int, creation: &Creation) -
     let (dir, _) = split(path.to_bytes()).ok_or(libc::ENOENT)?;
     // Marked meanwhile in any case, so that it is stale if this process is killed.
     let mode = if creation.is_marked { marked(creation.mode) } else { creation.mode & 0o777 | MARK };
-    let (fd, made) = create_aside(dir, flags, mode)?;
-    let named = complete(settings, &fd, creation).and_then(|()| sys::rename_new(made.c_str()?, path));
+    let (fd, made) = create_aside(dir, flags, mode | OWNER_WRITES)?;
+    let named = complete(settings, &fd, creation).and_then(|()| give_name(made.c_str()?, path));
     if let Err(error) = named {
         if error != libc::ENOENT {
             let _ = sys::unlink(made.c_str()?);
@@ -118,6 +178,18 @@ fn create(settings: &Settings, path: &CStr, flags: c_int, creation: &Creation) -
         return Err(error);
     }
     Ok(fd)
+}
+
+/// Gives a complete file the name that the program asks for, unless that is taken (`EEXIST`).
+fn give_name(made: &CStr, path: &CStr) -> Answer<()> {
+    match sys::rename_new(made, path) {
+        // Not on this file system, or not in this sandbox.
+        Err(libc::EINVAL | libc::ENOSYS | libc::EPERM) => {
+            sys::link(made, path)?;
+            sys::unlink(made)
+        }
+        done => done,
+    }
 }
 
 fn create_aside(dir: &[u8], flags: c_int, mode: u32) -> Answer<(Fd, Text)> {
@@ -141,9 +213,12 @@ fn create_aside(dir: &[u8], flags: c_int, mode: u32) -> Answer<(Fd, Text)> {
 
 fn complete(settings: &Settings, fd: &Fd, creation: &Creation) -> Answer<()> {
     let made = sys::fstat(fd.raw())?;
-    let mark = if creation.is_marked { MARK } else { 0 };
-    let mode = with_group(settings, &made, made.st_mode & 0o777) | mark;
-    if creation.is_marked && sys::lock(fd.raw(), BYTES.start, 1, libc::F_RDLCK) == Ok(false) {
+    // What the umask has left of it.
+    let asked = made.st_mode & creation.mode & 0o777;
+    let is_marked = creation.is_marked && asked & OWNER_WRITES != 0;
+    let mode = with_group(settings, &made, asked);
+    let mode = if is_marked { marked(mode) } else { mode };
+    if is_marked && sys::lock(fd.raw(), BYTES.start, 1, libc::F_RDLCK) == Ok(false) {
         // A collector is at it; its name goes away.
         return Err(libc::ENOENT);
     }
@@ -156,11 +231,13 @@ pub(crate) fn with_group(settings: &Settings, file: &libc::stat, mode: u32) -> u
     if file.st_gid == settings.group { mode | (mode & 0o600) >> 3 } else { mode }
 }
 
-/// The bits that a program gives a file of the IPC directory: with those of the group, and still marked if it was.
-pub(crate) fn changed_mode(settings: &Settings, file: &libc::stat, mode: u32) -> Option<u32> {
+/// The bits that a program gives a file: for one of the IPC directory with those of the group, and still marked if it was and can be.
+/// A file whose path is not known is one of the directory if it is marked.
+pub(crate) fn changed_mode(settings: &Settings, file: &libc::stat, mode: u32, is_below: bool) -> Option<u32> {
+    let was_marked = is_marked(file.st_mode);
     let is_here = file.st_dev == settings.device && file.st_mode & libc::S_IFMT == libc::S_IFREG;
-    is_here.then(|| {
+    (is_here && (was_marked || is_below)).then(|| {
         let mode = with_group(settings, file, mode);
-        if is_marked(file.st_mode) { marked(mode) } else { mode }
+        if was_marked && can_be_marked(mode) { marked(mode) } else { mode }
     })
 }

@@ -52,6 +52,18 @@ impl<const N: usize> Text<N> {
         }
     }
 
+    /// A number in decimal digits.
+    pub(crate) fn push_number(&mut self, number: u32) {
+        let mut divisor = 1_000_000_000_u32;
+        while divisor > 0 {
+            let digit = number.checked_div(divisor).unwrap_or(0);
+            if digit > 0 || divisor == 1 {
+                self.push_hex(u64::from(digit.checked_rem(10).unwrap_or(0)), 1);
+            }
+            divisor = divisor.checked_div(10).unwrap_or(0);
+        }
+    }
+
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or(&[])
     }

@@ -43,6 +43,7 @@ pub(crate) static FCNTL: Function = Function::new(c"fcntl");
 pub(crate) static LOCKF: Function = Function::new(c"lockf");
 pub(crate) static FTRUNCATE: Function = Function::new(c"ftruncate");
 pub(crate) static FCHMOD: Function = Function::new(c"fchmod");
+pub(crate) static FCHMODAT: Function = Function::new(c"fchmodat");
 pub(crate) static CHMOD: Function = Function::new(c"chmod");
 pub(crate) static SHM_OPEN: Function = Function::new(c"shm_open");
 pub(crate) static SHM_UNLINK: Function = Function::new(c"shm_unlink");
@@ -57,7 +58,7 @@ pub(crate) static SHMCTL: Function = Function::new(c"shmctl");
 
 /// Looks up those that programs call early and often.
 pub(crate) fn load() {
-    for function in [&OPEN, &OPENAT, &FOPEN, &FCNTL, &LOCKF, &FTRUNCATE, &FCHMOD, &CHMOD] {
+    for function in [&OPEN, &OPENAT, &FOPEN, &FCNTL, &LOCKF, &FTRUNCATE, &FCHMOD, &FCHMODAT, &CHMOD] {
         function.address();
     }
 }

@@ -15,11 +15,15 @@ pub(crate) struct Settings {
     pub(crate) group: u32,
     /// Bytes that all files of the IPC directory may have together.
     pub(crate) limit: Option<u64>,
+    /// Whether files of the IPC directory are memory.
+    pub(crate) is_tmpfs: bool,
+    /// The IPC directory as the kernel names it, without links.
+    resolved: Text,
     prefix: Text<256>,
-    /// Patterns of names that get the prefix.
-    private_names: Text<1024>,
+    /// Patterns of names that get the prefix. Copied: programs that set their title overwrite the environment.
+    private_names: Box<[u8]>,
     /// Patterns of names that are never marked.
-    kept_names: Text<1024>,
+    kept_names: Box<[u8]>,
 }
 
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
@@ -49,32 +53,46 @@ impl Settings {
         is_plain.then_some(rest)
     }
 
+    /// Whether a path that the kernel has given is below the IPC directory.
+    pub(crate) fn has_below(&self, path: &[u8]) -> bool {
+        path.strip_prefix(self.resolved.as_bytes()).is_some_and(|rest| rest.starts_with(b"/"))
+    }
+
     /// What stands before a name of shared memory: the prefix of this pod, or nothing.
     pub(crate) fn prefix_of(&self, name: &[u8]) -> &[u8] {
-        if matches_any(self.private_names.as_bytes(), name) { self.prefix.as_bytes() } else { b"" }
+        if matches_any(&self.private_names, name) { self.prefix.as_bytes() } else { b"" }
     }
 
     /// Whether a file must stay when no process uses it.
     pub(crate) fn is_kept(&self, name: &[u8]) -> bool {
-        matches_any(self.kept_names.as_bytes(), name)
+        matches_any(&self.kept_names, name)
     }
 }
 
 fn read() -> Option<Settings> {
-    let mut dir = Text::new();
-    match sys::variable(c"SHMESH_DIR").filter(|dir| dir.to_bytes().starts_with(b"/")) {
-        Some(path) => dir.push(trimmed(path.to_bytes())),
-        None => dir.push(b"/dev/shm"),
-    }
-    let found = sys::stat(dir.c_str().ok()?).ok()?;
+    let asked = sys::variable(c"SHMESH_DIR").filter(|path| !path.is_empty());
+    let path = asked.unwrap_or(c"/dev/shm").to_bytes();
+    let dir = Text::of(&[trimmed(path)]);
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let opened = dir.c_str().and_then(|path| sys::open(path, flags, 0));
+    let (Ok(opened), b"/") = (opened, path.get(..1).unwrap_or(b"")) else {
+        if let Some(asked) = asked {
+            let why = b"is not the absolute path of a directory, so this library does nothing";
+            complain(c"SHMESH_DIR", asked, why);
+        }
+        return None;
+    };
+    let found = sys::fstat(opened.raw()).ok()?;
     let mut settings = Settings {
+        is_tmpfs: sys::is_in_tmpfs(&opened),
+        resolved: sys::path_of(opened.raw()).unwrap_or_else(|_| dir.clone()),
         dir,
         device: found.st_dev,
         group: found.st_gid,
         limit: None,
         prefix: Text::new(),
-        private_names: Text::new(),
-        kept_names: Text::new(),
+        private_names: Box::default(),
+        kept_names: Box::default(),
     };
     if let Some(text) = sys::variable(c"SHMESH_POSIX_LIMIT") {
         settings.limit = bytes(text.to_bytes());
@@ -87,10 +105,10 @@ fn read() -> Option<Settings> {
         }
     }
     if let Some(text) = sys::variable(c"SHMESH_POSIX_KEEP") {
-        settings.kept_names.push(text.to_bytes());
+        settings.kept_names = text.to_bytes().into();
     }
     if let Some(text) = sys::variable(c"SHMESH_POSIX_PRIVATE") {
-        settings.private_names.push(text.to_bytes());
+        settings.private_names = text.to_bytes().into();
         match sys::variable(c"SHMESH_POSIX_PREFIX").map(CStr::to_bytes) {
             Some(prefix) if !prefix.is_empty() && !prefix.contains(&b'/') && prefix.len() < 128 => {
                 settings.prefix.push(prefix);
@@ -113,10 +131,15 @@ fn trimmed(path: &[u8]) -> &[u8] {
     path
 }
 
+/// Bytes of a value that a complaint repeats.
+const MAX_SHOWN_BYTES: usize = 200;
+
 /// One line, because the program has its own use for its standard error.
 fn complain(name: &CStr, value: &CStr, what: &[u8]) {
+    let value = value.to_bytes();
+    let (value, more) = value.get(..MAX_SHOWN_BYTES).map_or((value, &b""[..]), |start| (start, &b"..."[..]));
     let line: Text<1024> =
-        Text::of(&[b"libshmesh_posix: ", name.to_bytes(), b"=", value.to_bytes(), b" ", what, b"\n"]);
+        Text::of(&[b"libshmesh_posix: ", name.to_bytes(), b"=", value, more, b" ", what, b"\n"]);
     sys::write_error(line.as_bytes());
 }
 

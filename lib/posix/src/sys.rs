@@ -9,6 +9,8 @@ use std::ffi::{CStr, c_int, c_long, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use crate::path::Text;
+
 /// An error number of the kernel, or a result.
 pub(crate) type Answer<T> = Result<T, c_int>;
 
@@ -34,6 +36,24 @@ impl Drop for Fd {
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
+
+// The part of GCC's library that `build.rs` links calls this function of glibc 2.35, which older ones lack, to unwind. Nothing unwinds
+// here: a panic aborts. So it finds nothing, and for this library alone.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".globl _dl_find_object",
+    ".hidden _dl_find_object",
+    "_dl_find_object: mov $-1, %eax",
+    "ret",
+    options(att_syntax)
+);
+#[cfg(target_arch = "aarch64")]
+std::arch::global_asm!(
+    ".globl _dl_find_object",
+    ".hidden _dl_find_object",
+    "_dl_find_object: mov w0, #-1",
+    "ret"
+);
 
 fn answer(result: c_long) -> Answer<c_long> {
     if result == -1 { Err(errno()) } else { Ok(result) }
@@ -79,8 +99,7 @@ pub(crate) fn lstat(path: &CStr) -> Answer<libc::stat> {
 }
 
 fn stat_at(path: &CStr, flags: c_int) -> Answer<libc::stat> {
-    // SAFETY: the path is a C string, and the kernel fills the structure that the pointer leads to.
-    stat_by(|stat| unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), stat, flags) })
+    stat_below(libc::AT_FDCWD, path, flags)
 }
 
 pub(crate) fn fchmod(fd: c_int, mode: u32) -> Answer<()> {
@@ -108,6 +127,44 @@ pub(crate) fn rename_new(from: &CStr, to: &CStr) -> Answer<()> {
     .map(drop)
 }
 
+/// Gives a file a second name, unless that is taken (`EEXIST`).
+pub(crate) fn link(from: &CStr, to: &CStr) -> Answer<()> {
+    let at = libc::AT_FDCWD;
+    // SAFETY: both paths are C strings.
+    answer(unsafe { libc::syscall(libc::SYS_linkat, at, from.as_ptr(), at, to.as_ptr(), 0) }).map(drop)
+}
+
+/// Whether a file is in a tmpfs.
+pub(crate) fn is_in_tmpfs(fd: &Fd) -> bool {
+    let mut found = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel fills the structure that the pointer leads to.
+    let asked = answer(unsafe { libc::syscall(libc::SYS_fstatfs, fd.raw(), found.as_mut_ptr()) });
+    // SAFETY: all zeroes are a value of this plain structure.
+    asked.is_ok() && unsafe { found.assume_init() }.f_type == libc::TMPFS_MAGIC
+}
+
+/// The path of an open file, as the kernel has it.
+pub(crate) fn path_of(fd: c_int) -> Answer<Text> {
+    let mut link: Text<64> = Text::of(&[b"/proc/self/fd/"]);
+    link.push_number(fd.unsigned_abs());
+    let mut bytes = [0_u8; 4096];
+    let (at, path) = (libc::AT_FDCWD, link.c_str()?.as_ptr());
+    // SAFETY: the path is a C string, and the kernel fills at most as many bytes as there are.
+    let read =
+        answer(unsafe { libc::syscall(libc::SYS_readlinkat, at, path, bytes.as_mut_ptr(), bytes.len()) })?;
+    Ok(Text::of(&[bytes.get(..usize::try_from(read).unwrap_or(0)).unwrap_or(&[])]))
+}
+
+/// The status of a name below an open directory.
+pub(crate) fn stat_below(dir: c_int, path: &CStr, flags: c_int) -> Answer<libc::stat> {
+    // SAFETY: the path is a C string, and the kernel fills the structure that the pointer leads to.
+    stat_by(|stat| unsafe { libc::syscall(libc::SYS_newfstatat, dir, path.as_ptr(), stat, flags) })
+}
+
+pub(crate) fn close(fd: c_int) {
+    drop(Fd(fd));
+}
+
 /// Reserves a range of a file, and makes the file long enough for it.
 pub(crate) fn reserve(fd: c_int, from: i64, bytes: i64) -> Answer<()> {
     // The kernel undoes a reservation that a signal interrupts, so in a program with a fast timer a large one would never end.
@@ -121,12 +178,6 @@ pub(crate) fn reserve(fd: c_int, from: i64, bytes: i64) -> Answer<()> {
     };
     restore_signals(signals);
     result
-}
-
-/// Sets the size of a file, to undo a reservation.
-pub(crate) fn truncate(fd: c_int, len: i64) {
-    // SAFETY: numbers go in.
-    unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) };
 }
 
 /// The kernel's set of signals: 64 bits.

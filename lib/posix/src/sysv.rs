@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `sysv.KEY` | with a key, in eight hexadecimal digits |
 //! | `sysv.private.NUMBER` | made with `IPC_PRIVATE` |
-//! | `sysv.removed.INODE` | removed by `IPC_RMID`, and still attached |
+//! | `sysv.removed.INODE`, with `.NUMBER` where that is another file's | removed by `IPC_RMID`, and still attached |
 //!
 //! The identifier of a segment is the number of its inode, which all containers see alike. The file has the bytes of the segment,
 //! rounded up to pages, and a [`SegmentHeader`] in a page of its own behind them, which is read and written and never mapped: another
@@ -18,7 +18,7 @@ use shmesh_sys::lease;
 
 use crate::attachments::{ATTACHMENTS, Attachment, Use};
 use crate::grow::reserve;
-use crate::open::{Creation, open, open_existing};
+use crate::open::{Creation, Rounds, open, open_existing};
 use crate::path::{Text, split};
 use crate::settings::Settings;
 use crate::sys::{self, Answer, Fd};
@@ -40,8 +40,8 @@ const HEADER_WORDS: usize = 10;
 const HEADER_BYTES: usize = HEADER_WORDS * 8;
 /// The largest segment: what a file can have, less a page for the header.
 const MAX_BYTES: u64 = 1 << 47;
-/// Rounds of looking for a segment whose name changes at the same time.
-const MAX_ROUNDS: u32 = 16;
+/// Names that are tried for a segment, where other files have them.
+const MAX_NAMES: u64 = 16;
 
 /// What a segment's file says of it besides its bytes.
 #[derive(Clone, Copy, Default)]
@@ -146,8 +146,20 @@ fn numbered(settings: &Settings, kind: &[u8], number: u64, digits: u32) -> Text 
     path
 }
 
-fn removed_path(settings: &Settings, inode: u64) -> Text {
-    numbered(settings, b"removed.", inode, 16)
+/// Where a removed segment goes. Any user may have made a file of the first name, so a later one has a number that none can guess.
+fn removed_path(settings: &Settings, inode: u64, attempt: u64) -> Text {
+    let mut path = numbered(settings, b"removed.", inode, 16);
+    if attempt > 0 {
+        path.push(b".");
+        path.push_hex(sys::clock(libc::CLOCK_MONOTONIC).1.cast_unsigned() ^ attempt, 8);
+    }
+    path
+}
+
+/// Whether the name of a segment is that of a removed one with this inode.
+fn is_removed_name(settings: &Settings, path: &[u8], inode: u64) -> bool {
+    let first = removed_path(settings, inode, 0);
+    path.strip_prefix(first.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }
 
 /// `shmget`.
@@ -158,7 +170,8 @@ pub(crate) fn get(settings: &Settings, key: c_int, size: usize, flags: c_int) ->
         return make_private(settings, size, flags);
     }
     let path = numbered(settings, b"", key.cast_unsigned().into(), 8);
-    for _ in 0..MAX_ROUNDS {
+    let mut rounds = Rounds::new();
+    loop {
         match open_segment(path.c_str()?, false) {
             Ok((fd, found, header)) => {
                 if creates && is_exclusive {
@@ -170,15 +183,17 @@ pub(crate) fn get(settings: &Settings, key: c_int, size: usize, flags: c_int) ->
                 take_interest(&fd, &found)?;
                 return Ok(id_of(found.st_ino));
             }
-            Err(libc::ENOENT) if creates => {}
+            Err(libc::ENOENT) if creates => match make(settings, path.c_str()?, key, size, flags) {
+                Err(libc::EEXIST) => {}
+                made => return made,
+            },
+            Err(libc::EAGAIN) => {}
             Err(error) => return Err(error),
         }
-        match make(settings, path.c_str()?, key, size, flags) {
-            Err(libc::EEXIST) => {}
-            made => return made,
+        if !rounds.go_on() {
+            return Err(libc::EAGAIN);
         }
     }
-    Err(libc::ENOENT)
 }
 
 /// Makes a segment without a key.
@@ -187,7 +202,7 @@ fn make_private(settings: &Settings, size: u64, flags: c_int) -> Answer<c_int> {
     let unique = u64::from(sys::pid().unsigned_abs()) << 40
         ^ seconds.cast_unsigned() << 30
         ^ nanoseconds.cast_unsigned();
-    for step in 0..u64::from(MAX_ROUNDS) {
+    for step in 0..MAX_NAMES {
         let first = numbered(settings, b"private.", unique.wrapping_add(step), 16);
         match make(settings, first.c_str()?, libc::IPC_PRIVATE, size, flags) {
             Err(libc::EEXIST) => {}
@@ -236,8 +251,8 @@ fn open_segment(path: &CStr, read_only: bool) -> Answer<(Fd, libc::stat, Segment
         Err(libc::EACCES) => open_existing(path, libc::O_RDONLY | flags),
         opened => opened,
     };
-    // Lost to a collector: as if it had been gone already.
-    let fd = opened?.ok_or(libc::ENOENT)?;
+    // A collector has it: it will be gone, or not.
+    let fd = opened?.ok_or(libc::EAGAIN)?;
     let found = sys::fstat(fd.raw())?;
     let header = SegmentHeader::read(&fd, &found)?;
     Ok((fd, found, header))
@@ -311,17 +326,20 @@ fn open_found(
     by_index: bool,
     read_only: bool,
 ) -> Answer<(Text, Fd, libc::stat, SegmentHeader)> {
-    for _ in 0..MAX_ROUNDS {
+    let mut rounds = Rounds::new();
+    loop {
         let path = find(settings, id, by_index)?;
         match open_segment(path.c_str()?, read_only) {
             Ok((fd, found, header)) if by_index || id_of(found.st_ino) == id => {
                 return Ok((path, fd, found, header));
             }
-            Ok(_) | Err(libc::ENOENT) => {}
+            Ok(_) | Err(libc::ENOENT | libc::EAGAIN) => {}
             Err(error) => return Err(error),
         }
+        if !rounds.go_on() {
+            return Err(libc::EAGAIN);
+        }
     }
-    Err(libc::EINVAL)
 }
 
 /// `shmat`; gives the address.
@@ -395,7 +413,15 @@ pub(crate) fn detach(settings: &Settings, start: usize) -> Answer<()> {
 
 /// Removes a removed segment that no process has attached; `own`: this process's attachments, which end with it.
 fn reap(settings: &Settings, inode: u64, own: usize) {
-    let path = removed_path(settings, inode);
+    let mut path = Text::new();
+    segments(settings, |_, found, name| {
+        let candidate = path_in(settings, name.to_bytes());
+        let is_it = found == inode && is_removed_name(settings, candidate.as_bytes(), inode);
+        if is_it {
+            path = candidate;
+        }
+        !is_it
+    });
     let Ok(path) = path.c_str() else { return };
     // Without a lease: it is to go.
     let flags = libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -509,17 +535,18 @@ fn may_change(found: &libc::stat) -> Answer<()> {
 
 /// `shmctl(IPC_RMID)`: the key is free at once, and the segment goes with its last attachment.
 pub(crate) fn remove(settings: &Settings, id: c_int) -> Answer<()> {
-    for _ in 0..MAX_ROUNDS {
+    for attempt in 0..MAX_NAMES {
         let path = find(settings, id, false)?;
-        let found = sys::lstat(path.c_str()?)?;
-        if id_of(found.st_ino) != id {
-            continue;
-        }
+        let found = match sys::lstat(path.c_str()?) {
+            Ok(found) if id_of(found.st_ino) == id => found,
+            Ok(_) | Err(libc::ENOENT) => continue,
+            Err(error) => return Err(error),
+        };
         may_change(&found)?;
-        let removed = removed_path(settings, found.st_ino);
-        if path.as_bytes() != removed.as_bytes() {
+        if !is_removed_name(settings, path.as_bytes(), found.st_ino) {
+            let removed = removed_path(settings, found.st_ino, attempt);
             match sys::rename_new(path.c_str()?, removed.c_str()?) {
-                Err(libc::ENOENT) => continue,
+                Err(libc::ENOENT | libc::EEXIST) => continue,
                 done => done?,
             }
             // Another process may have removed this one and made another with its key.
@@ -544,7 +571,8 @@ pub(crate) fn set(settings: &Settings, id: c_int, wanted: &libc::shmid_ds) -> An
         sys::fchown(fd.raw(), user, group)?;
     }
     header.mode = u32::from(wanted.shm_perm.mode) & 0o777;
-    let mode = crate::open::changed_mode(settings, &found, header.mode).ok_or(libc::EINVAL)?;
+    // No file of a segment is a program.
+    let mode = crate::open::changed_mode(settings, &found, header.mode & 0o666, true).ok_or(libc::EINVAL)?;
     sys::fchmod(fd.raw(), mode)?;
     header.changed = now();
     header.write(&fd);
@@ -562,7 +590,7 @@ pub(crate) struct State {
 /// The identifier and state of a segment.
 pub(crate) fn state(settings: &Settings, id: c_int, by_index: bool) -> Answer<(c_int, State)> {
     let (path, fd, found, header) = open_found(settings, id, by_index, true)?;
-    let is_removed = path.as_bytes() == removed_path(settings, found.st_ino).as_bytes();
+    let is_removed = is_removed_name(settings, path.as_bytes(), found.st_ino);
     let attachments = attachments(&fd);
     Ok((id_of(found.st_ino), State { header, found, attachments, is_removed }))
 }

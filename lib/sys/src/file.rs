@@ -407,7 +407,9 @@ pub fn remove_exactly(path: &Path, is_it: impl Fn(&Path) -> bool) -> io::Result<
         let (path, aside) = (path.display(), aside.display());
         io::Error::new(
             error.kind(),
-            format!("{path} was given to another file while it was removed; that file is {aside} now: {error}"),
+            format!(
+                "{path} was given to another file while it was removed; that file is {aside} now: {error}"
+            ),
         )
     })?;
     Ok(false)
@@ -564,7 +566,10 @@ mod tests {
     fn file_that_cannot_have_its_name_again_stays_aside() {
         let (removed, files) = remove_while_others_take_the_name(&["another's", "a third's"]);
         let error = removed.unwrap_err();
-        assert!(error.kind() == io::ErrorKind::AlreadyExists && error.to_string().contains(" is "), "{error}");
+        assert!(
+            error.kind() == io::ErrorKind::AlreadyExists && error.to_string().contains(" is "),
+            "{error}"
+        );
         let expected = [("name", "a third's"), ("name.removed-", "another's")];
         assert_eq!(files, expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
     }

@@ -387,10 +387,10 @@ mod tests {
         let reader = File::open(&path).unwrap();
         let mapping = file::map(&reader, 4096, false);
         // A process that another test is starting has a copy of the lease until its `exec`.
-        until("only the opening without a lease is left", || match remove_unused(&path).unwrap() {
-            Removal::Leased => None,
-            removal => Some(assert_eq!(removal, Removal::Open)),
+        let removal = until("only the opening without a lease is left", || {
+            Some(remove_unused(&path).unwrap()).filter(|removal| *removal != Removal::Leased)
         });
+        assert_eq!(removal, Removal::Open);
         drop((reader, mapping));
         removed(&path);
     }

@@ -5,13 +5,12 @@
 //! period belongs to dead pods. Only the locks are read: pods can truncate files that would be mapped.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsString;
 use std::hash::Hash;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use shmesh::config::LinkName;
-use shmesh::inspect::{FileRemoval, Remains, remove_stale, stale_files, unused_names};
+use shmesh::inspect::{FileRemoval, Remains, StaleFile, remove_stale, stale_files, unused_names};
 
 use super::SweepReport;
 
@@ -24,7 +23,7 @@ const MAX_LINKS: usize = 16 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct UnusedLinks {
     links: HashMap<LinkName, Instant>,
-    files: HashMap<OsString, Instant>,
+    files: HashMap<StaleFile, Instant>,
 }
 
 impl UnusedLinks {
@@ -35,14 +34,14 @@ impl UnusedLinks {
             each_due(&mut self.links, unused, now, grace, |name| remove(directory, name, &mut report));
         }
         if let Ok(stale) = stale_files(directory, MAX_LINKS) {
-            each_due(&mut self.files, stale, now, grace, |name| match remove_stale(directory, name) {
+            each_due(&mut self.files, stale, now, grace, |file| match remove_stale(directory, &file.name) {
                 Ok(FileRemoval::Removed(bytes)) => {
                     report.files += 1;
                     report.bytes += bytes;
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::debug!(?name, %error, "cannot be removed");
+                    tracing::debug!(name = ?file.name, %error, "cannot be removed");
                     report.failures += 1;
                 }
             });
@@ -159,6 +158,21 @@ mod tests {
         assert_eq!(removed, SweepReport { files: 1, bytes: 4096, failures: 0 });
         assert_eq!(shmesh_testing::files(dir.path()), ["leased"]);
         drop(leased);
+    }
+
+    /// A name that is used again and again by processes that end soon, so that each round sees a stale file of it.
+    #[test]
+    fn new_file_with_the_name_of_a_stale_one_has_its_own_grace_period() {
+        let dir = shmesh_testing::ipc_dir();
+        let path = dir.path().join("name");
+        let is_stale = || stale_files(dir.path(), 10).unwrap().len() == 1;
+        let (mut links, start) = (UnusedLinks::default(), Instant::now());
+        for round in 0..3 {
+            drop(shmesh_sys::lease::create(&path, 0o660, 4096).unwrap());
+            shmesh_testing::until("the file is stale", is_stale);
+            assert_eq!(links.collect(dir.path(), start + GRACE * round, GRACE), SweepReport::default());
+            std::fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -1,5 +1,10 @@
 // POSIX shared memory and files of the IPC directory, in one process and its children.
 #include "check.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 static void modes(void) {
     umask(022);
@@ -35,7 +40,24 @@ static void modes(void) {
     char byte;
     CHECK(read(fd, &byte, 1) == 1 && byte == 'x' && mode_of("written") == 0660);
     close(fd);
-    for (const char **name = (const char *[]){"secret", "open", "file", "written", "script", NULL}; *name; name++) {
+    // Execute bits are not lost: the mark is.
+    close(WORKS(open(path_of("program"), O_CREAT | O_RDWR, 0755)));
+    CHECK(mode_of("program") == 0770 - 0010);
+    WORKS(chmod(path_of("secret"), 0700));
+    CHECK(mode_of("secret") == 0760);
+    close(WORKS(open(path_of("changed"), O_CREAT | O_RDWR, 0600)));
+    WORKS(fchmodat(AT_FDCWD, path_of("changed"), 0600, 0));
+    CHECK(mode_of("changed") == 01660);
+    int dir = open(directory(), O_RDONLY | O_DIRECTORY);
+    WORKS(fchmodat(dir, "changed", 0600, 0));
+    CHECK(mode_of("changed") == 01660);
+    close(dir);
+    // No collector could open it.
+    close(WORKS(open(path_of("read-only"), O_CREAT | O_RDWR, 0400)));
+    CHECK(mode_of("read-only") == 0440);
+    for (const char **name =
+             (const char *[]){"secret", "open", "file", "written", "script", "program", "changed", "read-only", NULL};
+         *name; name++) {
         WORKS(shm_unlink(*name));
     }
     umask(022);
@@ -60,8 +82,18 @@ static void other_paths(void) {
     CHECK(fstat(fd, &found) == 0 && (found.st_mode & 07777) == 0600);
     close(fd);
     unlink(path);
+    // Nor is another file of its file system: its mode and size are what the program says.
+    snprintf(path, sizeof path, "%s/../shmesh-posix-%d", directory(), getpid());
+    fd = WORKS(open(path, O_CREAT | O_RDWR, 0600));
+    WORKS(fchmod(fd, 0600));
+    WORKS(ftruncate(fd, 1L << 40));
+    CHECK(fstat(fd, &found) == 0 && (found.st_mode & 07777) == 0600 && found.st_blocks == 0);
+    close(fd);
+    unlink(path);
     // Subdirectories are below.
     CHECK(mkdir(path_of("sub"), 0700) == 0);
+    FAILS(open(path_of("sub"), O_CREAT | O_RDONLY, 0600), EISDIR);
+    close(WORKS(open(path_of("sub"), O_RDONLY)));
     close(WORKS(open(path_of("sub/file"), O_CREAT | O_RDWR, 0600)));
     CHECK(mode_of("sub/file") == 01660);
     unlink(path_of("sub/file"));
@@ -82,6 +114,122 @@ static void other_paths(void) {
     unlink(path_of("dangling"));
     unlink(path_of("link"));
     unlink(path_of("target"));
+}
+
+static int is_leased(const char *name) {
+    int fd = syscall(SYS_openat, AT_FDCWD, path_of(name), O_RDWR);
+    CHECK(fd >= 0);
+    struct flock lease = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1L << 62, .l_len = 1};
+    CHECK(syscall(SYS_fcntl, fd, F_OFD_GETLK, &lease) == 0);
+    syscall(SYS_close, fd);
+    return lease.l_type != F_UNLCK;
+}
+
+// Paths that do not show where they lead, and functions that open files inside the C library.
+static void other_ways(void) {
+    close(WORKS(open(path_of("way"), O_CREAT | O_RDWR, 0600)));
+    CHECK(!is_leased("way"));
+    char before[4096], link[64];
+    CHECK(getcwd(before, sizeof before) && chdir(directory()) == 0);
+    int fd = WORKS(open("way", O_RDWR));
+    CHECK(is_leased("way") && chdir(before) == 0);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    int other = WORKS(open(link, O_RDONLY));
+    close(fd);
+    CHECK(is_leased("way"));
+    close(other);
+    int dir = open(directory(), O_RDONLY | O_DIRECTORY);
+    fd = WORKS(openat(dir, "way", O_RDWR));
+    CHECK(is_leased("way"));
+    close(fd);
+    close(dir);
+    CHECK(mkdir(path_of("sub"), 0700) == 0);
+    fd = WORKS(open(path_of("sub/../way"), O_RDWR));
+    CHECK(is_leased("way") && rmdir(path_of("sub")) == 0);
+    close(fd);
+    errno = 77;
+    FILE *file = fopen(path_of("way"), "r+");
+    CHECK(file && errno == 77 && is_leased("way"));
+    fclose(file);
+    CHECK(!is_leased("way"));
+    unlink(path_of("way"));
+}
+
+// A collector that is off its processor between two of its calls: openers wait for it, and never open what it removes.
+static void slow_collector(void) {
+    const char *names[] = {"slow", "sem.slow", "sysv.51030001"};
+    CHECK(close(shm_open("/slow", O_CREAT | O_EXCL | O_RDWR, 0600)) == 0);
+    CHECK(sem_close(sem_open("/slow", O_CREAT | O_EXCL, 0600, 3)) == 0);
+    pid_t maker = fork();
+    if (maker == 0) {
+        _exit(shmget(0x51030001, 4096, IPC_CREAT | IPC_EXCL | 0600) < 0);
+    }
+    int status;
+    CHECK(waitpid(maker, &status, 0) == maker && status == 0);
+    ino_t before[3];
+    int fds[3];
+    for (int i = 0; i < 3; i++) {
+        struct stat found;
+        fds[i] = syscall(SYS_openat, AT_FDCWD, path_of(names[i]), O_RDWR);
+        struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1L << 62, .l_len = 1L << 31};
+        CHECK(syscall(SYS_fcntl, fds[i], F_OFD_SETLK, &all) == 0 && fstat(fds[i], &found) == 0);
+        before[i] = found.st_ino;
+    }
+    pid_t collector = fork();
+    if (collector == 0) {
+        usleep(200000);
+        for (int i = 0; i < 3; i++) {
+            CHECK(unlink(path_of(names[i])) == 0);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 3; i++) {
+        syscall(SYS_close, fds[i]);
+    }
+    // Three that start at once.
+    for (int i = 0; i < 3; i++) {
+        if (fork() == 0) {
+            if (i == 0) {
+                CHECK(shm_open("/slow", O_CREAT | O_RDWR, 0600) >= 0);
+            } else if (i == 1) {
+                int value;
+                sem_t *opened = sem_open("/slow", O_CREAT, 0600, 5);
+                CHECK(opened != SEM_FAILED && sem_getvalue(opened, &value) == 0 && value == 5);
+            } else {
+                CHECK(shmget(0x51030001, 4096, IPC_CREAT | 0600) >= 0);
+            }
+            struct stat found;
+            CHECK(stat(path_of(names[i]), &found) == 0 && found.st_ino != before[i] && is_leased(names[i]));
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK(unlink(path_of(names[i])) == 0);
+    }
+}
+
+// A file system or a sandbox that cannot rename without replacing.
+static void without_rename(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        struct sock_filter code[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        struct sock_fprog program = {.len = 4, .filter = code};
+        CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+        CHECK(WORKS(shm_open("/renamed", O_CREAT | O_EXCL | O_RDWR, 0600)) >= 0 && mode_of("renamed") == 01660);
+        FAILS(shm_open("/renamed", O_CREAT | O_EXCL | O_RDWR, 0600), EEXIST);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    WORKS(shm_unlink("/renamed"));
 }
 
 static long blocks(int fd) {
@@ -279,6 +427,9 @@ int main(void) {
     alarm(300);
     modes();
     other_paths();
+    other_ways();
+    slow_collector();
+    without_rename();
     sizes();
     locks();
     semaphores();

@@ -17,19 +17,29 @@ static void say(const char *name) {
     printf(" sem_unlink %d\n", removed < 0 ? errno : 0);
 }
 
-int main(void) {
+// The argument is a name that no other program has, because without the library it is one of the machine's.
+int main(int argc, char **argv) {
     alarm(300);
-    char long_name[302];
-    for (const char **name = (const char *[]){"", "/", "//", "///x", "/a/b", "a/b", "..", "/..", ".", "/.", "../x", "/x/", "x", "/x y", NULL};
-         *name; name++) {
-        say(*name);
+    CHECK(argc == 2 && strlen(argv[1]) < 100);
+    const char *own = argv[1];
+    char name[302];
+    for (const char **form = (const char *[]){"", "/", "//", "///%s", "/%s/b", "%s/b", "..", "/..", ".", "/.", "../%s", "/%s/", "%s", "/%s y", NULL};
+         *form; form++) {
+        if (strstr(*form, "%s")) {
+            const char *rest = strstr(*form, "%s") + 2;
+            snprintf(name, sizeof name, "%.*s%s%s", (int)(rest - 2 - *form), *form, own, rest);
+        } else {
+            strcpy(name, *form);
+        }
+        say(name);
     }
     for (size_t len = 245; len < 260; len++) {
-        memset(long_name, 'n', len);
-        long_name[len] = 0;
-        say(long_name);
-        long_name[0] = '/';
-        say(long_name);
+        memset(name, 'n', len);
+        memcpy(name + 1, own, strlen(own));
+        name[len] = 0;
+        say(name);
+        name[0] = '/';
+        say(name);
     }
     return 0;
 }

@@ -136,9 +136,29 @@ static void lists(void) {
     }
 }
 
+// Another user's file has the name that a removed segment gets.
+static void taken_names(void) {
+    int id = WORKS(shmget(0x5EED0077, 4096, IPC_CREAT | IPC_EXCL | 0600));
+    char *memory = WORKS(shmat(id, NULL, 0));
+    struct stat found;
+    CHECK(stat(path_of("sysv.5eed0077"), &found) == 0);
+    char name[64];
+    snprintf(name, sizeof name, "sysv.removed.%016lx", (unsigned long)found.st_ino);
+    close(WORKS(open(path_of(name), O_CREAT | O_WRONLY, 0600)));
+    WORKS(shmctl(id, IPC_RMID, NULL));
+    CHECK(!exists("sysv.5eed0077") && (state(id).shm_perm.mode & 01000));
+    WORKS(shmctl(id, IPC_RMID, NULL));
+    strcpy(memory, "still here");
+    WORKS(shmdt(memory));
+    struct shmid_ds gone;
+    FAILS(shmctl(id, IPC_STAT, &gone), EINVAL);
+    CHECK(unlink(path_of(name)) == 0);
+}
+
 int main(void) {
     alarm(300);
     keys();
+    taken_names();
     private_segments();
     lists();
     return 0;

@@ -26,9 +26,10 @@ fn system_v_segments_are_files_of_the_directory() {
 #[test]
 fn errors_of_names_are_those_of_the_c_library() {
     let dir = ipc_dir();
-    let with = said(&mut with_library(path("names"), dir.path()));
+    let name = format!("shmesh-{}", std::process::id());
+    let with = said(with_library(path("names"), dir.path()).arg(&name));
     // The C library's directory is fixed; it is left as it was.
-    let without = said(&mut Command::new(path("names")));
+    let without = said(Command::new(path("names")).arg(&name));
     assert_eq!(with, without);
     assert!(files(dir.path()).is_empty());
 }
@@ -49,6 +50,7 @@ fn no_other_function_is_replaced() {
         "creat",
         "creat64",
         "fchmod",
+        "fchmodat",
         "fcntl",
         "fcntl64",
         "fopen",
@@ -89,6 +91,11 @@ fn limit_is_an_error_and_not_a_bus_error() {
     // The files of others count.
     std::fs::write(dir.path().join("other"), vec![1; 1 << 20]).unwrap();
     assert_eq!(room("2000Ki", 1 << 20), "refused\n");
+    std::fs::remove_file(dir.path().join("other")).unwrap();
+    let size = 128 * shmesh_sys::time::page_bytes().unwrap() as u64;
+    let mut edge = with_library(path("room"), dir.path());
+    edge.env("SHMESH_POSIX_LIMIT", (size + 100).to_string()).args([&size.to_string(), "edge"]);
+    assert_eq!(said(&mut edge), "untouched\n");
 }
 
 #[test]
@@ -168,6 +175,48 @@ fn kept_names_outlive_their_processes() {
         assert_eq!(said(command.args(["create", name]).env("SHMESH_POSIX_KEEP", "kept-*")), "");
     }
     assert_eq!(left_after_collection(dir.path()), ["kept-1", "sem.kept-1"]);
+    // A long list is whole.
+    let patterns = format!("{},kept-2", "other-*,".repeat(1000));
+    let mut command = with_library(path("peer"), dir.path());
+    assert_eq!(said(command.args(["create", "/kept-2"]).env("SHMESH_POSIX_KEEP", patterns)), "");
+    assert_eq!(left_after_collection(dir.path()), ["kept-1", "kept-2", "sem.kept-1", "sem.kept-2"]);
+}
+
+#[test]
+fn directory_that_is_none_is_one_line() {
+    let dir = ipc_dir();
+    let wrong = ["relative".to_owned(), format!("/{}", "d/".repeat(3000)), "/no/such/directory".to_owned()];
+    for directory in wrong {
+        let ran = output(with_library("true", dir.path()).env("SHMESH_DIR", &directory));
+        let error = String::from_utf8(ran.stderr).unwrap();
+        assert!(ran.status.success() && error.lines().count() == 1, "{error}");
+        assert!(error.contains("is not the absolute path of a directory"), "{error}");
+    }
+}
+
+/// What it needs, an image may lack.
+#[test]
+fn it_needs_the_c_library_alone() {
+    let needed = said(Command::new("readelf").args(["--wide", "--dynamic"]).arg(library()));
+    let needed: Vec<_> = needed.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert!(!needed.is_empty());
+    // The loader is a part of it.
+    let is_of_it = |line: &&str| line.contains("[libc.so.6]") || line.contains("[ld-linux");
+    assert!(needed.iter().all(is_of_it), "{needed:?}");
+    // Of glibc 2.35.
+    let symbols = said(Command::new("nm").arg("--dynamic").arg(library()));
+    assert!(!symbols.contains("_dl_find_object"), "{symbols}");
+}
+
+/// Debian's own, which may use `chmod` or `fchmodat`.
+#[test]
+fn chmod_keeps_mark_and_group_bits() {
+    let dir = ipc_dir();
+    let file = dir.path().join("file");
+    drop(shmesh_sys::lease::create(&file, 0o660, 1).unwrap());
+    assert_eq!(said(with_library("chmod", dir.path()).arg("600").arg(&file)), "");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o7777, 0o1660);
 }
 
 #[test]
@@ -197,8 +246,10 @@ fn ipcmk_ipcs_and_ipcrm_work_on_the_directory() {
     let made = run("ipcmk", &["--shmem", "123456"]);
     let id = made.trim().rsplit(' ').next().unwrap();
     let listed = run("ipcs", &["--shmems"]);
-    let line =
-        listed.lines().find(|line| line.contains(id)).unwrap_or_else(|| panic!("{id} is not in {listed}"));
+    let line = listed
+        .lines()
+        .find(|line| line.split_whitespace().nth(1) == Some(id))
+        .unwrap_or_else(|| panic!("{id} is not in {listed}"));
     assert!(line.contains("123456") && line.contains(" 644 "), "{line}");
     let details = run("ipcs", &["--shmems", "--id", id]);
     assert!(details.contains("bytes=123456"), "{details}");
