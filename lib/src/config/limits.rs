@@ -64,8 +64,8 @@ pub const MAX_SPIN_US: u32 = 1_000_000;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub const MAX_REQUEST_WINDOW: u32 = 64;
-/// Maximum number of participants of the secondary side of a link with ring mode [`Broadcast`](RingMode::Broadcast): a seat stays for the writer,
-/// and one for a process that recovers what a dead participant held.
+/// Maximum number of participants of the secondary side of a link with ring mode
+/// [`Broadcast`](crate::config::RingMode::Broadcast): a seat stays for the writer, and one for a process that recovers what a dead participant held.
 pub const MAX_READERS: usize = crate::MAX_SEATS - 2;
 
 /// Longest time in milliseconds that a reader may hold the writer up before it is evicted: one hour.
