@@ -21,7 +21,6 @@
 
 use super::entry::Entry;
 use super::inline::INLINE_MAX_BYTES;
-use super::reply_share::RepliesLeft;
 use super::{Look, Owners, Wild};
 use crate::config::MAX_REQUEST_WINDOW;
 use crate::participant::SeatIndex;
@@ -173,6 +172,15 @@ pub(crate) struct ReplySlots {
 /// One slot, in shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReplySlot<'a>(&'a Line);
+
+/// Replies that a client has not taken, in one table.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct RepliesLeft {
+    /// The number of these replies.
+    pub(crate) replies: u32,
+    /// The number of requests to which they are.
+    pub(crate) requests: u32,
+}
 
 impl ReplySlots {
     /// `lines` must have `window` lines for each seat.

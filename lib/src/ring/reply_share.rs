@@ -20,7 +20,7 @@
 //! an entry can name. Two servers that send at the same moment may both see the last of a share as free: there are at most as
 //! many replies beyond it as there are servers.
 
-use super::reply::{ReplySlots, RequestId};
+use super::reply::{RepliesLeft, ReplySlots, RequestId};
 use crate::participant::{MAX_SEATS, SeatIndex, Seats, Side};
 use crate::ring::entry::Entry;
 
@@ -33,15 +33,6 @@ const SEATS: u32 = MAX_SEATS as u32;
 pub(crate) struct ReplyShare {
     len: u32,
     window: u32,
-}
-
-/// Replies that a client has not taken, in one table.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct RepliesLeft {
-    /// The number of these replies.
-    pub(crate) replies: u32,
-    /// The number of requests to which they are.
-    pub(crate) requests: u32,
 }
 
 impl ReplyShare {
