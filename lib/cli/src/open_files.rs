@@ -44,7 +44,9 @@ pub(crate) fn users(files: &[MemoryFile]) -> Vec<FileUsers> {
 fn files_in(folder: &Path, names: &HashSet<&OsStr>, index: &HashMap<(u64, u64), usize>) -> Vec<usize> {
     let links = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let identify = |link: std::fs::DirEntry| {
-        if !names.contains(name_of(&std::fs::read_link(link.path()).ok()?)?) {
+        let target = std::fs::read_link(link.path()).ok()?;
+        let name = name_of(&target)?;
+        if !names.contains(name) && !is_unnamed(name, index) {
             return None;
         }
         let found = std::fs::metadata(link.path()).ok()?;
@@ -57,6 +59,13 @@ fn files_in(folder: &Path, names: &HashSet<&OsStr>, index: &HashMap<(u64, u64), 
 fn name_of(path: &Path) -> Option<&OsStr> {
     let name = path.file_name()?.as_bytes();
     Some(OsStr::from_bytes(name.strip_suffix(b" (deleted)").unwrap_or(name)))
+}
+
+/// Whether it is the name of a file that was made without one (`O_TMPFILE`) and is one of these: `#` and its inode. Where the file
+/// was opened as it was made, this stays its name in `/proc`.
+fn is_unnamed(name: &OsStr, index: &HashMap<(u64, u64), usize>) -> bool {
+    let inode = name.to_str().and_then(|name| name.strip_prefix('#')).and_then(|number| number.parse().ok());
+    inode.is_some_and(|inode: u64| index.keys().any(|(_, known)| *known == inode))
 }
 
 #[cfg(test)]
@@ -80,6 +89,14 @@ mod tests {
             |name: &str| files_in(Path::new("/proc/self/fd"), &HashSet::from([OsStr::new(name)]), &index);
         assert_eq!(found("used"), [1]);
         assert!(found("unused").is_empty());
+    }
+
+    #[test]
+    fn file_that_was_made_without_a_name_is_found() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let _leased = shmesh_sys::lease::create(&dir.path().join("made"), 0o600, 4096).unwrap();
+        let files = shmesh::inspect::memory_files(dir.path()).unwrap();
+        assert!(users(&files)[0].contains(&std::process::id()));
     }
 
     #[test]
