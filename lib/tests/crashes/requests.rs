@@ -62,11 +62,12 @@ fn client(base: &Base, replies: usize) -> Scene {
     scene.pending.push(scene.victim.request_inline(1, 2, &[7; 48]).expect("room"));
     let mut request = server.receive_request().expect("no damage").expect("it was made");
     for i in 0..replies {
-        if i % 2 == 0 {
-            request.stream(loan(server).expect("a buffer")).expect("room");
-        } else {
-            request.stream_inline(1, 2, &[7; 100]).expect("room");
-        }
+        match i {
+            0 => request.stream(loan(server).expect("a buffer")).expect("room"),
+            1 => request.stream_inline(1, 2, &[7; 100]).expect("room"),
+            // Without a DATA part: the pool for those is so small that a client has one of its buffers at most.
+            _ => request.stream(server.loan().expect("a buffer")).expect("room"),
+        };
     }
     std::mem::forget(request);
     scene
