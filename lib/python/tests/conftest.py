@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -34,5 +35,7 @@ def ipc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finally:
         signal.alarm(0)
         faulthandler.cancel_dump_traceback_later()
+        # It has the environment, and so the directory, of the test that started it.
+        getattr(forkserver, "_forkserver")._stop()
         shutil.rmtree(directory, ignore_errors=True)
     assert left == [], "the test left files behind"

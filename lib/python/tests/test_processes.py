@@ -335,5 +335,5 @@ except shmesh.NotFound as error:
     handle = pickle.dumps(named)
     del array, named
     other = shmesh.from_numpy([2], "x")
-    assert "another has its name" in in_another_container(script, handle)
+    assert "another array has its name" in in_another_container(script, handle)
     del other
