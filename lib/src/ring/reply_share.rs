@@ -130,6 +130,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of sums, and no memory to check")]
     fn replies_of_all_clients_leave_room_in_each_table() {
         for len in [256, 300, 1_000, 12_345, 1 << 20] {
             for window in [1, 8, 64] {
@@ -152,6 +153,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of sums, and no memory to check")]
     fn client_has_its_share_whatever_others_leave() {
         for (len, window) in
             [1, 2, 7, 16, 31, 100, 256].into_iter().flat_map(|len| [1, 8, 64].map(|window| (len, window)))
