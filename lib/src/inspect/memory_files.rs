@@ -236,6 +236,7 @@ fn in_use(path: &Path, found: &std::fs::Metadata) -> FileUse {
 }
 
 #[cfg(test)]
+#[cfg(not(any(loom, miri)))]
 mod tests {
     use super::*;
 
