@@ -4,6 +4,9 @@
 //! |---|---|---|
 //! | [`deviceplugin`] | `Registration` | the kubelet, at [`KUBELET_SOCKET`] in [`DEVICE_PLUGINS_DIR`] |
 //! | | `DevicePlugin` | a device plugin, at a socket in the same directory |
+//! | [`dra`] | `DRAPlugin`, `v1` | a driver of dynamic resource allocation, at the socket that its registration names |
+//! | [`dra_v1beta1`] | `DRAPlugin`, `v1beta1` | the same driver, for kubelets before 1.34 |
+//! | [`drahealth`] | `DRAResourceHealth` | the same driver, at the same socket |
 //! | [`pluginregistration`] | `Registration` | a plugin, at a socket in [`PLUGINS_REGISTRY_DIR`] |
 //! | [`podresources`] | `PodResourcesLister` | the kubelet, at [`POD_RESOURCES_SOCKET`] |
 //!
@@ -49,6 +52,18 @@ pub const PLUGINS_REGISTRY_DIR: &str = "/var/lib/kubelet/plugins_registry";
 /// [`pluginregistration::PluginInfo::type`](pluginregistration::PluginInfo) of a device plugin.
 pub const DEVICE_PLUGIN_TYPE: &str = "DevicePlugin";
 
+/// [`pluginregistration::PluginInfo::type`](pluginregistration::PluginInfo) of a driver of dynamic resource allocation.
+pub const DRA_PLUGIN_TYPE: &str = "DRAPlugin";
+
+/// The supported version by which a driver announces [`dra`].
+pub const DRA_V1: &str = "v1.DRAPlugin";
+
+/// The supported version by which a driver announces [`dra_v1beta1`].
+pub const DRA_V1BETA1: &str = "v1beta1.DRAPlugin";
+
+/// The supported version by which a driver announces [`drahealth`].
+pub const DRA_HEALTH_V1ALPHA1: &str = "v1alpha1.DRAResourceHealth";
+
 /// Socket on which the kubelet lists the devices of pods.
 pub const POD_RESOURCES_SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
@@ -73,6 +88,18 @@ macro_rules! generated {
 generated! {
     /// The device plugin interface, `v1beta1`: registration and allocation.
     deviceplugin, "v1beta1.rs"
+}
+generated! {
+    /// The interface of drivers of dynamic resource allocation, `v1`.
+    dra, "k8s.io.kubelet.pkg.apis.dra.v1.rs"
+}
+generated! {
+    /// The interface of drivers of dynamic resource allocation, `v1beta1`.
+    dra_v1beta1, "k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"
+}
+generated! {
+    /// The health of devices of dynamic resource allocation, `v1alpha1`.
+    drahealth, "v1alpha1.rs"
 }
 generated! {
     /// The plugin registration interface, `v1`, for plugins that the kubelet discovers.

@@ -3,8 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-const SOURCES: [(&str, &str); 3] = [
+const SOURCES: [(&str, &str); 6] = [
     ("deviceplugin/v1beta1/api.proto", "v1beta1.rs"),
+    ("dra/v1/api.proto", "k8s.io.kubelet.pkg.apis.dra.v1.rs"),
+    ("dra/v1beta1/api.proto", "k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"),
+    ("drahealth/v1alpha1/api.proto", "v1alpha1.rs"),
     ("pluginregistration/v1/api.proto", "pluginregistration.rs"),
     ("podresources/v1/api.proto", "v1.rs"),
 ];
