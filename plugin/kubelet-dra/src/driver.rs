@@ -24,6 +24,9 @@ pub trait Driver: Send + Sync + 'static {
     ///
     /// The claim may be gone from the API server. Pods that used it have ended.
     fn unprepare(&self, claim: ClaimRef) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Called when the kubelet says that it has registered the driver, or why not; it then tries again.
+    fn registered(&self, _result: Result<(), String>) {}
 }
 
 /// Identifies a ResourceClaim. The uid decides: a claim of the same name may have been created again.

@@ -2,8 +2,21 @@
 
 #![deny(missing_docs)]
 
+mod api_error;
 mod claims;
+mod device_status;
 mod driver;
+mod grpc;
+mod instance_lock;
+mod node;
+mod serve;
+mod settings;
+mod slices;
+mod socket;
 
 pub use claims::Claims;
+pub use device_status::write_device_status;
 pub use driver::{ClaimRef, DeviceHealth, Driver, HealthState, PreparedDevice};
+pub use serve::serve;
+pub use settings::{DriverSettings, ServeError};
+pub use slices::{PublisherState, SlicePublisher};

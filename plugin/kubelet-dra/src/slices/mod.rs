@@ -1,0 +1,17 @@
+//! The ResourceSlices of a node.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `publisher.rs` | watches the slices and writes what a plan says |
+//! | `plan.rs` | compares the slices that are there with those that should be; pure |
+//! | `equality.rs` | devices that are equal although they are written differently |
+//! | `backoff.rs` | delays of retries and repairs |
+
+mod backoff;
+mod equality;
+mod plan;
+#[cfg(test)]
+mod plan_tests;
+mod publisher;
+
+pub use publisher::{PublisherState, SlicePublisher};

@@ -1,0 +1,449 @@
+//! Watches the slices of the node and writes what a plan says.
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions, WatchEvent, WatchParams};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_stream::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::backoff::{Backoff, with_jitter};
+use super::plan::{
+    Adoption, Adoptions, PoolIdentity, Slices, canonical_devices, is_same_beside_devices, plan,
+};
+use crate::api_error::{code_of, text_of};
+use crate::instance_lock::{open, try_lock};
+use crate::settings::DriverSettings;
+
+/// Time limit of one request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Seconds after which the API server ends a watch, before jitter. It is then opened again, which is one request.
+const WATCH_SECONDS: u32 = 220;
+/// Time after which a watch is given up that the API server should have ended.
+const WATCH_GRACE: Duration = Duration::from_secs(30);
+/// Delays after a request that failed.
+const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// Delays before slices that were deleted are made again: a collection is deleted one by one.
+const AFTER_DELETION: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+/// Delays before slices that were edited are written again.
+const AFTER_EDIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Interval at which an instance looks whether the one before it has ended.
+const LOCK_INTERVAL: Duration = Duration::from_millis(500);
+/// File in the driver's directory that the publishing instance locks.
+const LOCK_FILE: &str = "publish.lock";
+
+/// What the publisher has achieved so far.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PublisherState {
+    /// Whether the slices are as they should be, as far as the API server has said.
+    pub published: bool,
+    /// Number of writes to the API server so far, also of those that failed.
+    pub writes: u64,
+    /// Why the slices are not as they should be, if an attempt has failed.
+    pub error: Option<String>,
+}
+
+/// Keeps the ResourceSlices of a driver on a node as they should be.
+///
+/// There is one pool, with the name of the node. Slices are written only when they differ: an idle node makes one
+/// request in about four minutes, to watch. They come back when they are deleted (a kubelet does that at its
+/// start, and when it has lost the driver) or edited. They belong to the Node object, and go with it.
+///
+/// Of two instances on the node, one publishes: the older one, until it ends.
+///
+/// The driver's account needs `get`, `list`, `watch`, `create`, `patch` and `delete` on `resourceslices` and `get` on `nodes`.
+#[derive(Debug)]
+pub struct SlicePublisher {
+    slices: Api<ResourceSlice>,
+    nodes: Api<Node>,
+    driver: String,
+    node: String,
+    directory: PathBuf,
+    state: watch::Sender<PublisherState>,
+    /// Uid of the Node object, until a deletion makes it doubtful.
+    node_uid: Option<String>,
+    known: Slices,
+    adoptions: Adoptions,
+    generation: i64,
+    retry: Backoff,
+    after_deletion: Backoff,
+    after_edit: Backoff,
+}
+
+/// Why the slices must be listed again.
+enum ListAgain {
+    /// The watch cannot go on.
+    Now,
+    /// A request has failed.
+    After(Duration),
+}
+
+struct OpenWatch {
+    events: Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<ResourceSlice>>> + Send>>,
+    /// When the API server should have ended it: a connection can die without a word.
+    end: Instant,
+}
+
+impl SlicePublisher {
+    /// Publishes nothing before [`run`](Self::run).
+    pub fn new(client: Client, settings: &DriverSettings) -> Self {
+        Self {
+            slices: Api::all(client.clone()),
+            nodes: Api::all(client),
+            driver: settings.driver.clone(),
+            node: settings.node.clone(),
+            directory: settings.driver_dir(),
+            state: watch::Sender::new(PublisherState::default()),
+            node_uid: None,
+            known: Slices::new(),
+            adoptions: Adoptions::new(),
+            generation: 0,
+            retry: Backoff::new(RETRY.0, RETRY.1),
+            after_deletion: Backoff::new(AFTER_DELETION.0, AFTER_DELETION.1),
+            after_edit: Backoff::new(AFTER_EDIT.0, AFTER_EDIT.1),
+        }
+    }
+
+    /// How publishing goes, from now on.
+    pub fn state(&self) -> watch::Receiver<PublisherState> {
+        self.state.subscribe()
+    }
+
+    /// Publishes `devices` until `stop`. The order of devices is the order in which the scheduler tries them.
+    ///
+    /// Failures are logged, shown in [`state`](Self::state) and retried. The slices stay when it stops; the kubelet
+    /// deletes them if no other instance of the driver registers within 30 seconds.
+    pub async fn run(mut self, mut devices: watch::Receiver<Vec<Device>>, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.publish(&mut devices) => {}
+        }
+    }
+
+    async fn publish(&mut self, devices: &mut watch::Receiver<Vec<Device>>) {
+        let _lock = self.lock().await;
+        loop {
+            if let ListAgain::After(delay) = self.list_and_watch(devices).await {
+                sleep(with_jitter(delay)).await;
+            }
+        }
+    }
+
+    /// Waits until no other instance publishes.
+    async fn lock(&self) -> Option<std::fs::File> {
+        let path = self.directory.join(LOCK_FILE);
+        let mut has_waited = false;
+        loop {
+            let locked = std::fs::create_dir_all(&self.directory).and_then(|()| open(&path));
+            match locked.and_then(|file| Ok(try_lock(&file)?.then_some(file))) {
+                Ok(Some(file)) => return Some(file),
+                Ok(None) if has_waited => {}
+                Ok(None) => {
+                    info!(
+                        "another instance of driver {} publishes the slices of this node; this one waits",
+                        self.driver
+                    );
+                    has_waited = true;
+                }
+                Err(error) => {
+                    // Two publishing instances are better than none.
+                    warn!("{} cannot be locked against other instances: {error}", path.display());
+                    return None;
+                }
+            }
+            sleep(LOCK_INTERVAL).await;
+        }
+    }
+
+    fn selector(&self) -> String {
+        format!("spec.nodeName={},spec.driver={}", self.node, self.driver)
+    }
+
+    async fn list_and_watch(&mut self, devices: &mut watch::Receiver<Vec<Device>>) -> ListAgain {
+        let params = ListParams::default().fields(&self.selector());
+        let list = match limited("list resourceslices", self.slices.list(&params)).await {
+            Ok(list) => list,
+            Err(error) => return self.failed(&error),
+        };
+        let mut version = list.metadata.resource_version.unwrap_or_default();
+        self.known.clear();
+        list.items.into_iter().for_each(|slice| self.remember(slice));
+        let mut due = Some(Instant::now());
+        let mut events: Option<OpenWatch> = None;
+        loop {
+            if events.is_none() && due.is_none_or(|due| due > Instant::now()) {
+                match self.open_watch(&version).await {
+                    Ok(opened) => events = Some(opened),
+                    Err(error) if error.is_expired => return ListAgain::Now,
+                    Err(error) => return self.failed(&error),
+                }
+            }
+            let next_event = async {
+                match &mut events {
+                    Some(watch) => timeout_at(watch.end, watch.events.next()).await.unwrap_or(None),
+                    None => std::future::pending().await,
+                }
+            };
+            let changed = async {
+                if devices.changed().await.is_err() {
+                    // The list does not change any more.
+                    std::future::pending::<()>().await;
+                }
+            };
+            let sync_time = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                event = next_event => match event {
+                    Some(Ok(event)) => match self.note(event, &mut version) {
+                        Ok(None) => {}
+                        Ok(Some(delay)) => due = Some(earlier(due, Instant::now() + delay)),
+                        Err(again) => return again,
+                    },
+                    Some(Err(error)) => {
+                        debug!("the watch of slices failed: {}", text_of(&error));
+                        return ListAgain::After(self.retry.delay());
+                    }
+                    // The API server ends watches after a while.
+                    None => events = None,
+                },
+                () = changed => due = Some(Instant::now()),
+                () = sync_time => {
+                    due = None;
+                    let wanted = devices.borrow_and_update().clone();
+                    match self.sync(&wanted).await {
+                        Ok(()) => self.retry.reset(),
+                        Err(error) if error.is_expired => return self.failed(&error),
+                        Err(error) => match self.failed(&error) {
+                            ListAgain::Now => return ListAgain::Now,
+                            ListAgain::After(delay) => due = Some(Instant::now() + with_jitter(delay)),
+                        },
+                    }
+                }
+            }
+        }
+    }
+
+    async fn open_watch(&self, version: &str) -> Result<OpenWatch, RequestError> {
+        let seconds = with_jitter(Duration::from_secs(WATCH_SECONDS.into()));
+        let params = WatchParams::default()
+            .fields(&self.selector())
+            .timeout(u32::try_from(seconds.as_secs()).unwrap_or(WATCH_SECONDS));
+        let events = limited("watch resourceslices", self.slices.watch(&params, version)).await?;
+        Ok(OpenWatch { events: Box::pin(events), end: Instant::now() + seconds + WATCH_GRACE })
+    }
+
+    /// Takes over an event. Returns the delay until the slices must be compared, if they must.
+    fn note(
+        &mut self,
+        event: WatchEvent<ResourceSlice>,
+        version: &mut String,
+    ) -> Result<Option<Duration>, ListAgain> {
+        match event {
+            WatchEvent::Bookmark(bookmark) => {
+                *version = bookmark.metadata.resource_version;
+                Ok(None)
+            }
+            WatchEvent::Error(status) if status.code == 410 => Err(ListAgain::Now),
+            WatchEvent::Error(status) => {
+                debug!("the watch of slices failed: {}", status.message);
+                Err(ListAgain::After(self.retry.delay()))
+            }
+            WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
+                set_version(version, &slice);
+                if self.is_news(&slice) {
+                    self.remember(slice);
+                    return Ok(Some(self.after_edit.delay()));
+                }
+                Ok(None)
+            }
+            WatchEvent::Deleted(slice) => {
+                set_version(version, &slice);
+                if self.is_news(&slice) && self.known.remove(name_of(&slice)).is_some() {
+                    // Perhaps the Node object was deleted, and made again.
+                    self.node_uid = None;
+                    return Ok(Some(self.after_deletion.delay()));
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the slice is newer than the one that is known: events of own writes come later than their answers.
+    fn is_news(&self, slice: &ResourceSlice) -> bool {
+        let number = |slice: &ResourceSlice| slice.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+        match self.known.get(name_of(slice)).map(number) {
+            Some(Some(known)) => number(slice).is_none_or(|version| version > known),
+            _ => true,
+        }
+    }
+
+    fn remember(&mut self, slice: ResourceSlice) {
+        self.generation = self.generation.max(slice.spec.pool.generation);
+        self.known.insert(name_of(&slice).to_owned(), slice);
+    }
+
+    /// Makes the slices as they should be.
+    async fn sync(&mut self, devices: &[Device]) -> Result<(), RequestError> {
+        let identity = PoolIdentity {
+            driver: self.driver.clone(),
+            node: self.node.clone(),
+            owner: OwnerReference {
+                api_version: "v1".into(),
+                kind: "Node".into(),
+                name: self.node.clone(),
+                uid: self.node_uid().await?,
+                controller: Some(true),
+                block_owner_deletion: None,
+            },
+        };
+        let plan = plan(&identity, devices, &self.known, &self.adoptions, self.generation);
+        if !plan.is_empty() {
+            debug!("slices: {} to delete, {} to write", plan.delete.len(), plan.apply.len());
+            self.state.send_modify(|state| state.published = false);
+        }
+        for slice in &plan.delete {
+            self.delete(slice).await?;
+        }
+        for slice in &plan.apply {
+            self.apply(slice).await?;
+        }
+        let is_news = |state: &PublisherState| !state.published || state.error.is_some();
+        self.state.send_if_modified(|state| {
+            let news = is_news(state);
+            state.published = true;
+            state.error = None;
+            news
+        });
+        Ok(())
+    }
+
+    async fn node_uid(&mut self) -> Result<String, RequestError> {
+        if let Some(uid) = &self.node_uid {
+            return Ok(uid.clone());
+        }
+        let what = format!("get node {}", self.node);
+        let node = limited(&what, self.nodes.get_metadata(&self.node)).await?;
+        let uid =
+            node.metadata.uid.ok_or_else(|| RequestError::new(&what, "the answer has no uid".into()))?;
+        self.node_uid = Some(uid.clone());
+        Ok(uid)
+    }
+
+    fn count_write(&self) {
+        self.state.send_modify(|state| state.writes += 1);
+    }
+
+    async fn delete(&mut self, slice: &ResourceSlice) -> Result<(), RequestError> {
+        self.count_write();
+        let name = name_of(slice);
+        let preconditions = Preconditions { uid: slice.metadata.uid.clone(), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match limited(&format!("delete resourceslice {name}"), self.slices.delete(name, &params)).await {
+            Err(error) if error.code != Some(404) => Err(error),
+            _ => {
+                self.known.remove(name);
+                Ok(())
+            }
+        }
+    }
+
+    async fn apply(&mut self, slice: &ResourceSlice) -> Result<(), RequestError> {
+        self.count_write();
+        let name = name_of(slice);
+        let what = format!("apply resourceslice {name}");
+        let params = PatchParams::apply(&self.driver).force();
+        let stored = limited(&what, self.slices.patch(name, &params, &Patch::Apply(slice))).await?;
+        let (wanted, found) = (canonical_devices(slice), canonical_devices(&stored));
+        let is_clean = is_same_beside_devices(slice, &stored);
+        if wanted == found {
+            self.adoptions.remove(name);
+        } else {
+            warn!(
+                "the API server has changed devices of slice {name}, probably because a feature that they need is off: {}",
+                difference(&wanted, &found)
+            );
+            self.adoptions.insert(name.to_owned(), Adoption { wanted, stored: found });
+        }
+        self.remember(stored.clone());
+        if is_clean {
+            return Ok(());
+        }
+        // Fields that another writer owns are not removed by an apply.
+        warn!("slice {name} has fields that this driver did not write: it is made again");
+        self.delete(&stored).await?;
+        Err(RequestError::new(&what, "the slice had fields of another writer".into()))
+    }
+
+    fn failed(&mut self, error: &RequestError) -> ListAgain {
+        warn!("slices of driver {} cannot be published: {}; it is tried again", self.driver, error.text);
+        self.state.send_modify(|state| {
+            state.published = false;
+            state.error = Some(error.text.clone());
+        });
+        // The uid of the node may be that of one which is gone.
+        self.node_uid = None;
+        ListAgain::After(self.retry.delay())
+    }
+}
+
+fn name_of(slice: &ResourceSlice) -> &str {
+    slice.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn set_version(version: &mut String, slice: &ResourceSlice) {
+    if let Some(found) = &slice.metadata.resource_version {
+        found.clone_into(version);
+    }
+}
+
+fn earlier(one: Option<Instant>, other: Instant) -> Instant {
+    one.map_or(other, |one| one.min(other))
+}
+
+/// The first device that differs, as it was written and as it is stored.
+fn difference(wanted: &[Device], found: &[Device]) -> String {
+    let pair = wanted.iter().zip(found).find(|(wanted, found)| wanted != found);
+    match pair {
+        Some((wanted, found)) => format!("{wanted:?} is stored as {found:?}"),
+        None => format!("{} devices are stored as {}", wanted.len(), found.len()),
+    }
+}
+
+/// A request that failed.
+#[derive(Debug)]
+struct RequestError {
+    text: String,
+    code: Option<u16>,
+    /// Whether what is known about the slices is too old.
+    is_expired: bool,
+}
+
+impl RequestError {
+    fn new(what: &str, text: String) -> Self {
+        Self { text: format!("{what}: {text}"), code: None, is_expired: false }
+    }
+}
+
+async fn limited<T>(what: &str, request: impl Future<Output = kube::Result<T>>) -> Result<T, RequestError> {
+    match timeout(TIMEOUT, request).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => {
+            let code = code_of(&error);
+            let is_expired = matches!(code, Some(409 | 410));
+            Err(RequestError { code, is_expired, ..RequestError::new(what, text_of(&error)) })
+        }
+        Err(_) => Err(RequestError::new(what, format!("no answer within {} seconds", TIMEOUT.as_secs()))),
+    }
+}
