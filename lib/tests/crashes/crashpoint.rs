@@ -23,7 +23,7 @@
 //!   own copy, of which the parent sees nothing. Captured variables of `operation` therefore do not change in
 //!   the parent.
 //! - `setup` also runs once for the rehearsal, which finds endless, blocked and panicking operations before
-//!   any killing begins, and again where a run left the path. Those worlds are dropped unchecked.
+//!   any killing begins (as far as the last of the points of [`Options::only`]), and again where a run left the path. Those worlds are dropped unchecked.
 //! - The child never drops its world, not even when the operation has finished: it is killed there like
 //!   everywhere else.
 //! - Parent and child share one processor meanwhile, for speed. Threads that `check` starts inherit that, and
@@ -432,17 +432,20 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs the operation to its end and returns the path it took.
+    /// Runs the operation to its end, or to the last of the points of [`Options::only`], and returns the path it took.
     fn rehearse<W, F: Fn(&mut W)>(&mut self, world: &mut W, operation: &F) -> Result<Path, Fault> {
         let mut child = Child::start(world, operation)?;
         let mut rips = vec![child.rip()];
-        while rips.last() != Some(&end_address()) {
+        let last = self.options.only.as_ref().and_then(|only| only.iter().max().copied());
+        while rips.last() != Some(&end_address()) && last.is_none_or(|last| child.steps < last) {
             self.advance(&mut child, 1)?;
             rips.push(child.rip());
             self.progress(child.steps, 0);
         }
-        child.refuse_panic()?;
-        self.failures.report.operation_steps = child.steps;
+        if rips.last() == Some(&end_address()) {
+            child.refuse_panic()?;
+            self.failures.report.operation_steps = child.steps;
+        }
         // A signal comes between two instructions, where a breakpoint and a single step see different things.
         let mappable = !self.options.stepwise && child.struck.is_none();
         Ok(Path::new(rips, mappable))
