@@ -356,7 +356,7 @@ signal.pause()
     process.stdout.close()
 
 
-@pytest.mark.parametrize("end", ["killed", "closed"])
+@pytest.mark.parametrize("end", ["killed", pytest.param("closed", marks=pytest.mark.long)])
 def test_others_come_when_the_maker_has_gone(ipc: Path, end: str) -> None:
     script = """
 import shmesh, sys

@@ -306,6 +306,7 @@ def test_unchanged_program_and_its_children(ipc: Path, tmp_path: Path, method: s
     assert (ran.returncode, errors, os.listdir(ipc)) == (0, "", [])
 
 
+@pytest.mark.long
 def test_run_takes_modules_and_keeps_what_it_hides(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('site')")
     (tmp_path / "package.py").write_text("import sys; print(__name__, __spec__.name, sys.argv[1:])")
@@ -314,6 +315,7 @@ def test_run_takes_modules_and_keeps_what_it_hides(tmp_path: Path) -> None:
     assert ran.communicate()[0].splitlines() == ["site", "site", "__main__ package ['-x']"]
 
 
+@pytest.mark.long
 def test_run_adds_only_its_own_folder_to_the_paths(tmp_path: Path) -> None:
     """Packages beside shmesh hide no module of the standard library, and other interpreters do not get them."""
     beside = tmp_path / "packages"
@@ -352,6 +354,7 @@ def test_interpreter_without_shmesh_keeps_the_standard_library(ipc: Path, tmp_pa
     assert program.stdout == "site\n" and "of another interpreter" in program.stderr, "the program itself does not go on silently"
 
 
+@pytest.mark.long
 def test_run_says_what_it_needs() -> None:
     for arguments, words in [(["-m", "shmesh.run"], "usage: "), (["-E", "-c", "from shmesh.run import main; main()", "x"], "PYTHONPATH")]:
         if arguments[0] == "-E":
@@ -360,6 +363,7 @@ def test_run_says_what_it_needs() -> None:
         assert words in ran.communicate()[1] and ran.returncode == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_cpythons_own_tests(ipc: Path, method: str) -> None:
     pytest.importorskip("test._test_multiprocessing", reason="this Python is installed without its tests")
@@ -450,6 +454,7 @@ def turn_over(rounds: int) -> None:
         block.unlink()
 
 
+@pytest.mark.long
 def test_list_of_a_family_does_not_grow_with_blocks_that_are_gone(ipc: Path) -> None:
     kept = SharedMemory("kept", create=True, size=1)
     turn_over(2000)
@@ -459,6 +464,7 @@ def test_list_of_a_family_does_not_grow_with_blocks_that_are_gone(ipc: Path) -> 
     assert os.listdir(ipc) == [], "the first block is still listed"
 
 
+@pytest.mark.long
 def test_members_that_are_killed_while_they_shorten_the_list_lose_no_entry(ipc: Path) -> None:
     _family.join(str(ipc))
     ready, says = os.pipe()
@@ -495,6 +501,7 @@ def test_members_that_are_killed_while_they_shorten_the_list_lose_no_entry(ipc: 
     assert len(left) <= len(children) and not any(name.startswith("kept") for name in left)
 
 
+@pytest.mark.long
 def test_entries_survive_a_kill_just_after_memory_of_the_list_was_freed(ipc: Path) -> None:
     killed = program("""
         from shmesh import _family

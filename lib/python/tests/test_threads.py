@@ -107,6 +107,7 @@ def test_one_message_is_released_while_it_is_read() -> None:
         assert phy.try_receive() is None
 
 
+@pytest.mark.long
 def test_memory_is_closed_while_it_is_viewed() -> None:
     for _ in range(TIMES):
         memory = shmesh.Memory.create(4096)

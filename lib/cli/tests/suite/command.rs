@@ -643,16 +643,22 @@ fn closed_output_is_no_error() {
 
 #[test]
 fn benchmarks_measure_and_clean_up() {
-    benchmarks(&["data"], &["fd"], &["inline"]);
+    benchmarks(&["data"], &["fd"], &["inline"], &["1"], &["broadcast"]);
 }
 
 #[test]
 #[ignore = "long: every form and way to wait takes its time"]
 fn benchmarks_measure_every_form_and_way_to_wait() {
-    benchmarks(&["pooled", "data"], &["spin", "fd"], &["inline", "pooled"]);
+    benchmarks(
+        &["pooled", "data"],
+        &["spin", "fd"],
+        &["inline", "pooled"],
+        &["1", "2"],
+        &["broadcast", "spsc"],
+    );
 }
 
-fn benchmarks(forms: &[&str], waits: &[&str], broadcast_forms: &[&str]) {
+fn benchmarks(forms: &[&str], waits: &[&str], broadcast_forms: &[&str], readers: &[&str], rings: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     assert_eq!(
@@ -671,23 +677,28 @@ fn benchmarks(forms: &[&str], waits: &[&str], broadcast_forms: &[&str]) {
         assert_eq!((&row["group"], &row["processes"]), (&"shmesh".into(), &2.into()));
         assert!(row["p50"].as_f64().unwrap() > 0.0 && row["floor_ns"].as_f64().unwrap() > 0.0, "{row}");
     }
-    let mut grid =
-        vec!["bench", "--ring", "broadcast", "--readers", "1,2", "--sizes", "64", "--wait", "poll"];
-    let form = broadcast_forms.join(",");
-    grid.extend(["--batch", "1", "--form", &form]);
+    let mut grid = vec!["bench", "--ring", "broadcast", "--sizes", "64", "--wait", "poll", "--batch", "1"];
+    let (form, counts) = (broadcast_forms.join(","), readers.join(","));
+    grid.extend(["--readers", &counts, "--form", &form]);
     let rows = json(dir, &[&grid[..], &quick].concat());
     let rows: Vec<_> = rows.as_array().unwrap().iter().map(|row| (&row["name"], &row["processes"])).collect();
     let expected = |name: &str, processes: u64| (Value::from(name), Value::from(processes));
     let expected: Vec<_> = ["rtt", "oneway"]
         .iter()
         .flat_map(|metric| broadcast_forms.iter().map(move |form| format!("{form}-{metric}")))
-        .flat_map(|test| [1, 2].map(|n| expected(&format!("{test}-64-broadcast{n}-poll"), n + 1)))
+        .flat_map(|test| {
+            let count = |n: &&str| (n.to_string(), n.parse::<u64>().unwrap() + 1);
+            readers
+                .iter()
+                .map(count)
+                .map(move |(n, processes)| expected(&format!("{test}-64-broadcast{n}-poll"), processes))
+        })
         .collect();
     assert_eq!(rows, expected.iter().map(|(name, processes)| (name, processes)).collect::<Vec<_>>());
-    let ops = json(dir, &[&["bench", "ops", "--ring", "broadcast"][..], &quick].concat());
-    assert_eq!(ops.as_array().unwrap().len(), 6);
-    let ops = json(dir, &[&["bench", "ops", "--ring", "spsc"][..], &quick].concat());
-    assert_eq!(ops.as_array().unwrap().len(), 6);
+    for ring in rings {
+        let ops = json(dir, &[&["bench", "ops", "--ring", ring][..], &quick].concat());
+        assert_eq!(ops.as_array().unwrap().len(), 6);
+    }
     let links = json(dir, &["bench", "links", "--counts", "2", "--output", "json"]);
     assert!(
         links.as_array().unwrap().iter().any(|row| row["metric"] == "fds" && row["p50"].as_f64() > Some(1.0))
