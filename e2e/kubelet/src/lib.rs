@@ -8,6 +8,7 @@
 //! | `pod.rs` | [`Pod`], [`Container`], and their status |
 //! | `journal.rs` | [`Event`]: the log of events |
 //! | `api.rs` | state that outlives the kubelet: pods, containers, the status of the node |
+//! | `apiserver` | [`ApiServer`]: a double of the API server |
 //! | `kubelet.rs` | one run of the kubelet: admission, containers, node status |
 //! | `devices` | the device manager: devices and their allocation |
 //! | `registry` | registration and discovery of plugins |
@@ -19,6 +20,7 @@
 //! The README lists the behaviour of the real kubelet that is reproduced, and the limitations.
 
 mod api;
+mod apiserver;
 mod clock;
 mod config;
 mod devices;
@@ -35,12 +37,15 @@ mod soak;
 mod wire;
 
 pub use api::Quantity;
+pub use apiserver::{ApiError, ApiServer, RequestKind, Verb};
 pub use clock::{Clock, Hand};
 pub use config::{Config, Paths, Race};
 pub use journal::{Event, Record};
 pub use names::is_extended_resource_name;
 pub use node::{Holder, Late, Node};
-pub use pod::{Container, ContainerState, ContainerStatus, Phase, Pod, PodStatus, RunOptions};
+pub use pod::{
+    ClaimSource, Container, ContainerState, ContainerStatus, Phase, Pod, PodClaim, PodStatus, RunOptions,
+};
 pub use random::Chance;
 pub use soak::{Failure, Report, Step, Subject, soak};
 

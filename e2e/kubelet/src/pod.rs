@@ -22,6 +22,36 @@ pub struct Pod {
     pub init: Vec<Container>,
     /// Other containers in order.
     pub containers: Vec<Container>,
+    /// Resource claims of the pod, which its containers name.
+    pub claims: Vec<PodClaim>,
+}
+
+/// An entry of `spec.resourceClaims` of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodClaim {
+    /// The name that containers use.
+    pub name: String,
+    /// Where the claim comes from.
+    pub source: ClaimSource,
+}
+
+/// Where a claim of a pod comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimSource {
+    /// `resourceClaimName`: a claim of this name in the namespace of the pod.
+    Named(String),
+    /// `resourceClaimTemplateName`: the claim that was generated for this pod, if it was generated already.
+    Generated(Option<String>),
+}
+
+impl PodClaim {
+    /// Returns the name of the ResourceClaim, if it is known.
+    pub fn object(&self) -> Option<&str> {
+        match &self.source {
+            ClaimSource::Named(name) => Some(name),
+            ClaimSource::Generated(name) => name.as_deref(),
+        }
+    }
 }
 
 impl Pod {
@@ -33,7 +63,24 @@ impl Pod {
             name: name.to_owned(),
             init: Vec::new(),
             containers: Vec::new(),
+            claims: Vec::new(),
         }
+    }
+
+    /// Adds a claim that exists in the namespace of the pod.
+    #[must_use]
+    pub fn claim(mut self, name: &str, object: &str) -> Self {
+        let source = ClaimSource::Named(object.to_owned());
+        self.claims.push(PodClaim { name: name.to_owned(), source });
+        self
+    }
+
+    /// Adds a claim that is generated from a template; `object` is its name once it has been generated.
+    #[must_use]
+    pub fn generated_claim(mut self, name: &str, object: Option<&str>) -> Self {
+        let source = ClaimSource::Generated(object.map(str::to_owned));
+        self.claims.push(PodClaim { name: name.to_owned(), source });
+        self
     }
 
     /// Adds a container to the pod.
@@ -83,6 +130,8 @@ pub struct Container {
     pub mounts: Vec<(String, String)>,
     /// NUMA nodes preferred by the topology manager.
     pub numa: Option<BTreeSet<i64>>,
+    /// Names of claims of the pod, each with one of its requests, or with all.
+    pub claims: Vec<(String, Option<String>)>,
 }
 
 impl Container {
@@ -95,7 +144,22 @@ impl Container {
             env: Vec::new(),
             mounts: Vec::new(),
             numa: None,
+            claims: Vec::new(),
         }
+    }
+
+    /// Uses all devices of a claim of the pod.
+    #[must_use]
+    pub fn claim(mut self, name: &str) -> Self {
+        self.claims.push((name.to_owned(), None));
+        self
+    }
+
+    /// Uses the devices of one request of a claim of the pod.
+    #[must_use]
+    pub fn claim_request(mut self, name: &str, request: &str) -> Self {
+        self.claims.push((name.to_owned(), Some(request.to_owned())));
+        self
     }
 
     /// Requests devices of a resource.

@@ -4,6 +4,7 @@
 
 mod admission;
 mod allocation;
+mod apiserver;
 mod lists;
 mod plugin;
 mod registration;
@@ -13,11 +14,15 @@ mod watcher;
 
 use std::time::Duration;
 
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use serde_json::json;
 use shmesh_fake_kubelet::{Config, Container, Event, Node, Pod};
 use tempfile::TempDir;
 
 /// The resource of most tests.
 pub(crate) const R: &str = "example.com/dev";
+/// The driver of most tests of claims.
+pub(crate) const D: &str = "dra.example.com";
 /// Longer than anything that should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 
@@ -51,4 +56,26 @@ pub(crate) fn count(node: &Node, which: impl Fn(&Event) -> bool) -> usize {
 
 pub(crate) fn find<T>(node: &Node, which: impl Fn(&Event) -> Option<T>) -> T {
     node.events().iter().rev().find_map(|record| which(&record.event)).expect("no such event")
+}
+
+/// The only slice of a pool that has the name of its node.
+pub(crate) fn slice(name: &str, node: &str, devices: &[&str]) -> ResourceSlice {
+    let devices: Vec<_> = devices.iter().map(|name| json!({ "name": name })).collect();
+    let pool = json!({"name": node, "generation": 1, "resourceSliceCount": 1});
+    let spec = json!({"driver": D, "nodeName": node, "pool": pool, "devices": devices});
+    serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
+}
+
+/// The class of the devices of `D`.
+pub(crate) fn class() -> DeviceClass {
+    let selector = json!({"cel": {"expression": format!("device.driver == '{D}'")}});
+    serde_json::from_value(json!({"metadata": {"name": "class"}, "spec": {"selectors": [selector]}})).unwrap()
+}
+
+/// A claim of one request, `r`, for a device, and for so many bytes of it.
+pub(crate) fn claim(name: &str, bytes: Option<&str>) -> ResourceClaim {
+    let capacity = bytes.map(|bytes| json!({"requests": {"bytes": bytes}}));
+    let exactly = json!({"deviceClassName": "class", "capacity": capacity});
+    let spec = json!({"devices": {"requests": [{"name": "r", "exactly": exactly}]}});
+    serde_json::from_value(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec})).unwrap()
 }
