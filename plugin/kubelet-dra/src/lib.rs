@@ -1,5 +1,4 @@
-//! The node's half of a Kubernetes driver for dynamic resource allocation (DRA).
-
+#![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
 mod api_error;

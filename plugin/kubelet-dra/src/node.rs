@@ -207,3 +207,57 @@ impl ClaimLocks {
         lock.lock_owned().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Slow;
+
+    impl Driver for Slow {
+        async fn prepare(&self, _: Arc<ResourceClaim>) -> Result<Vec<PreparedDevice>, String> {
+            Ok(Vec::new())
+        }
+
+        async fn unprepare(&self, claim: ClaimRef) -> Result<(), String> {
+            if claim.name == "stuck" {
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        }
+    }
+
+    struct NoClaims;
+
+    impl Claims for NoClaims {
+        async fn get(&self, _: &str, _: &str) -> Result<Option<ResourceClaim>, String> {
+            Ok(None)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_takes_too_long_fails_alone_and_can_be_tried_again() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let lock = InstanceLock::new(directory.path().join("lock"));
+        let node = Arc::new(Node::new("gpu.example.com".into(), Arc::new(Slow), NoClaims, lock));
+        let claim = |name: &str, uid: &str| ClaimRef {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: uid.into(),
+        };
+        let began = Instant::now();
+        // Nine claims that are stuck are more than are worked on at a time.
+        let mut claims: Vec<_> = (0..9).map(|number| claim("stuck", &format!("stuck-{number}"))).collect();
+        claims.insert(0, claim("good", "0"));
+        let results = node.unprepare(claims).await;
+        assert_eq!((results.len(), Instant::now() - began), (10, TIME_LIMIT));
+        assert_eq!(results["0"], Ok(()));
+        let late = "claim default/stuck was not unprepared within 40 seconds";
+        assert!(results.values().filter(|result| **result == Err(late.into())).count() == 9, "{results:?}");
+        // What was given up holds neither a slot nor the claim.
+        let again = node.unprepare(vec![claim("good", "stuck-0")]).await;
+        assert_eq!(again["stuck-0"], Ok(()));
+        assert_eq!(Instant::now() - began, TIME_LIMIT);
+    }
+}

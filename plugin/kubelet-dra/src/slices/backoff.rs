@@ -11,11 +11,12 @@ pub(super) struct Backoff {
     last: Duration,
     next: Duration,
     used: Option<Instant>,
+    is_scheduled: bool,
 }
 
 impl Backoff {
     pub(super) fn new(first: Duration, last: Duration) -> Self {
-        Self { first, last, next: first, used: None }
+        Self { first, last, next: first, used: None, is_scheduled: false }
     }
 
     /// The delay from now on. It begins again when it was not needed for twice the longest delay.
@@ -28,6 +29,16 @@ impl Backoff {
         self.used = Some(now + delay);
         self.next = (delay * 2).min(self.last);
         delay
+    }
+
+    /// The delay, unless an attempt is scheduled already.
+    pub(super) fn schedule(&mut self) -> Option<Duration> {
+        (!std::mem::replace(&mut self.is_scheduled, true)).then(|| self.delay())
+    }
+
+    /// An attempt begins: what happens from now on is the reason for another one.
+    pub(super) fn begin(&mut self) {
+        self.is_scheduled = false;
     }
 
     pub(super) fn reset(&mut self) {
@@ -57,7 +68,10 @@ mod tests {
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(delays(), [1, 2, 3, 3]);
         backoff.reset();
-        assert_eq!(backoff.delay().as_secs(), 1);
+        assert_eq!(backoff.schedule().map(|delay| delay.as_secs()), Some(1));
+        assert_eq!(backoff.schedule(), None);
+        backoff.begin();
+        assert_eq!(backoff.schedule().map(|delay| delay.as_secs()), Some(2));
         let delay = with_jitter(Duration::from_secs(4));
         assert!((4..5).contains(&delay.as_secs()), "{delay:?}");
     }

@@ -176,6 +176,8 @@ impl SlicePublisher {
         let mut version = list.metadata.resource_version.unwrap_or_default();
         self.known.clear();
         list.items.into_iter().for_each(|slice| self.remember(slice));
+        self.after_deletion.begin();
+        self.after_edit.begin();
         let mut due = Some(Instant::now());
         let mut events: Option<OpenWatch> = None;
         loop {
@@ -221,6 +223,8 @@ impl SlicePublisher {
                 () = changed => due = Some(Instant::now()),
                 () = sync_time => {
                     due = None;
+                    self.after_deletion.begin();
+                    self.after_edit.begin();
                     let wanted = devices.borrow_and_update().clone();
                     match self.sync(&wanted).await {
                         Ok(()) => self.retry.reset(),
@@ -264,7 +268,7 @@ impl SlicePublisher {
                 set_version(version, &slice);
                 if self.is_news(&slice) {
                     self.remember(slice);
-                    return Ok(Some(self.after_edit.delay()));
+                    return Ok(self.after_edit.schedule());
                 }
                 Ok(None)
             }
@@ -273,7 +277,7 @@ impl SlicePublisher {
                 if self.is_news(&slice) && self.known.remove(name_of(&slice)).is_some() {
                     // Perhaps the Node object was deleted, and made again.
                     self.node_uid = None;
-                    return Ok(Some(self.after_deletion.delay()));
+                    return Ok(self.after_deletion.schedule());
                 }
                 Ok(None)
             }

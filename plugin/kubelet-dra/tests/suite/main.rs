@@ -1,0 +1,14 @@
+//! A driver over real unix sockets, called as the kubelet calls it, and its slices in an API server over HTTP.
+
+mod api_server;
+mod node;
+mod slices;
+mod support;
+
+/// The README shows the example as it is compiled.
+#[test]
+fn the_readme_has_the_example() {
+    let (_, example) =
+        include_str!("../../examples/driver.rs").split_once("\n\n").expect("a first line of documentation");
+    assert!(include_str!("../../README.md").contains(&format!("```rust,no_run\n{example}```")));
+}
