@@ -59,6 +59,18 @@ Examples:
 
 ";
 
+const CLAIM: &str = "\
+Prints a ResourceClaim (resource.k8s.io/v1, of the DeviceClass shmesh-domain) for the links that pods and pod templates have in
+the annotation shmesh.io/links: with the bytes that the links need, and the links as parameters of the driver. Links of scope
+claim/<name> go to the claim of that name, all others to that of --name. A pod with shmesh.io/share: claim/<name> and no links
+gets a claim of the default size.
+
+Examples:
+  shmesh-plugin claim -f pods.yaml | kubectl apply -f -
+  shmesh-plugin claim -f deployment.yaml -n du --template
+
+";
+
 const WEBHOOK: &str = "\
 Answers AdmissionReviews of the API server at /inject. The replicas issue and renew their certificate, share it in a Secret and
 update the caBundle of the MutatingWebhookConfiguration; or they read a certificate from files.
@@ -95,6 +107,9 @@ pub(crate) enum Command {
     /// Inject sidecars into pods and pod templates in YAML or JSON
     #[command(after_long_help = format!("{INJECT}{EXIT_CODES}"))]
     Inject(shmesh_injector::command::Inject),
+    /// Print ResourceClaims for the links of pods and pod templates in YAML or JSON
+    #[command(after_long_help = format!("{CLAIM}{EXIT_CODES}"))]
+    Claim(shmesh_injector::command::ClaimArgs),
     /// Serve the admission webhook that injects sidecars into new pods
     #[command(after_long_help = format!("{WEBHOOK}{EXIT_CODES}"))]
     Webhook(shmesh_injector::command::Webhook),

@@ -18,7 +18,7 @@
 //! | `prepare.rs` | creates the directory of the identity service |
 //! | `identity/` | the identity service |
 //!
-//! Injection is a crate of its own, `injector/`, with the subcommands `inject` and `webhook`.
+//! Injection is a crate of its own, `injector/`, with the subcommands `inject`, `claim` and `webhook`.
 
 mod args;
 mod cdi;
@@ -113,8 +113,9 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
         }
     };
     // Daemons write errors to their log; commands write them to standard error.
-    let is_command = matches!(cli.command, Command::Inject(_));
+    let is_command = matches!(cli.command, Command::Inject(_) | Command::Claim(_));
     let outcome = match cli.command {
+        Command::Claim(args) => injector::claim(&args, &mut std::io::stdout()).map_err(RunError::from),
         Command::Identity(args) if args.check => identity::check(&args),
         Command::Identity(args) => identity::serve(&args),
         Command::Inject(args) => injector::inject(&args, &mut std::io::stdout()).map_err(RunError::from),

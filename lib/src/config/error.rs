@@ -128,15 +128,16 @@ pub enum ConfigError {
     NothingKept,
     /// A link whose two sides are in one pod, where this pod is the secondary.
     #[error(
-        "link {link}: side secondary needs a primary in another pod; give scope pool/<name>, or remove side{place}"
+        "link {link}: side secondary needs a primary in another pod; give scope claim/<name> or pool/<name>, or remove \
+         side{place}"
     )]
-    SideNeedsPool { link: LinkName, place: Position },
-    /// A link in a pool without the key `side`, which says whether this pod is the primary or the secondary.
+    SideNeedsScope { link: LinkName, place: Position },
+    /// A link in a pool or a claim without the key `side`, which says whether this pod is the primary or the secondary.
     #[error(
-        "link {link}: scope pool/{pool} joins two pods, and this one has no key side; write side: primary in one of them \
-         and side: secondary in the other{place}"
+        "link {link}: scope {scope} joins two pods, and this one has no key side; write side: primary in one of them and \
+         side: secondary in the other{place}"
     )]
-    SideMissing { link: LinkName, pool: String, place: Position },
+    SideMissing { link: LinkName, scope: String, place: Position },
     /// An empty list of containers.
     #[error(
         "link {link}: the list containers is empty; name at least one container, or remove the key{place}"
@@ -297,7 +298,7 @@ impl ConfigError {
             | Self::RequestsNeedMpmc { place, .. }
             | Self::FileModeRefused { place, .. }
             | Self::HugetlbNeedsMemfd { place, .. }
-            | Self::SideNeedsPool { place, .. }
+            | Self::SideNeedsScope { place, .. }
             | Self::SideMissing { place, .. }
             | Self::NoContainers { place, .. }
             | Self::TransportUnsupported { place, .. }

@@ -8,6 +8,7 @@ use super::error::{ConfigError, Position};
 use super::leaf::{Leaf, SpannedOption};
 use super::link::LinkConfig;
 use super::name::LinkName;
+use super::show::shown;
 use super::{MAX_FILE_BYTES, parse, yaml};
 use crate::participant::Side;
 
@@ -15,9 +16,9 @@ use crate::participant::Side;
 ///
 /// ```
 /// use shmesh::config::{Scope, pod_links};
-/// let links = pod_links("- name: a\n- name: b\n  scope: pool/radio\n  side: primary\n")?;
+/// let links = pod_links("- name: a\n- name: b\n  scope: claim/radio\n  side: primary\n")?;
 /// assert_eq!(links[0].scope, Scope::Pod);
-/// assert_eq!(links[1].scope.to_string(), "pool/radio");
+/// assert_eq!(links[1].scope.to_string(), "claim/radio");
 /// # Ok::<(), shmesh::config::ConfigError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +28,8 @@ pub enum Scope {
     Pod,
     /// The node's pool of this name: the other side may be another pod.
     Pool(String),
+    /// The directory of the ResourceClaim of this name: the other side may be another pod of the namespace.
+    Claim(String),
 }
 
 impl fmt::Display for Scope {
@@ -34,6 +37,7 @@ impl fmt::Display for Scope {
         match self {
             Self::Pod => f.write_str("pod"),
             Self::Pool(name) => write!(f, "pool/{name}"),
+            Self::Claim(name) => write!(f, "claim/{name}"),
         }
     }
 }
@@ -52,12 +56,12 @@ impl fmt::Display for Scope {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodLink {
-    /// The configuration of the link. In a pool the file mode is `0660` unless the annotation sets another: the processes of
-    /// the other side are in the pool's group.
+    /// The configuration of the link. In a pool or a claim the file mode is `0660` unless the annotation sets another: the
+    /// processes of the other side are in the group of its directory.
     pub config: LinkConfig,
     /// The IPC directory of the link.
     pub scope: Scope,
-    /// Which side this pod is: the primary for a link in the pod's own directory; in a pool the annotation sets it.
+    /// Which side this pod is: the primary for a link in the pod's own directory; elsewhere the annotation sets it.
     pub side: Side,
     /// The containers that use the link; `None` means those of the pod's annotation `shmesh.io/containers`.
     pub containers: Option<Vec<String>>,
@@ -87,7 +91,7 @@ pub struct PodPlaces {
 }
 
 impl PodLink {
-    /// Whether the sidecar of this pod keeps the link. A link in a pool is kept by the sidecar of the primary's pod.
+    /// Whether the sidecar of this pod keeps the link. A link in a pool or a claim is kept by the sidecar of the primary's pod.
     #[must_use]
     pub fn is_kept_here(&self) -> bool {
         self.scope == Scope::Pod || self.side == Side::Primary
@@ -101,11 +105,15 @@ impl PodLink {
         if let Some(place) = yaml.side.word_into("side", "primary or secondary", &words, &mut side)? {
             places.side = place;
         }
-        if let (Scope::Pool(pool), None) = (&scope, &yaml.side.0) {
-            return Err(ConfigError::SideMissing { link: name, pool: pool.clone(), place: places.scope });
+        if scope != Scope::Pod && yaml.side.0.is_none() {
+            return Err(ConfigError::SideMissing {
+                link: name,
+                scope: shown(&scope.to_string()),
+                place: places.scope,
+            });
         }
         if scope == Scope::Pod && side == Side::Secondary {
-            return Err(ConfigError::SideNeedsPool { link: name, place: places.side });
+            return Err(ConfigError::SideNeedsScope { link: name, place: places.side });
         }
         let containers = match &yaml.containers {
             None => None,
@@ -132,12 +140,14 @@ fn scope(given: &SpannedOption<Leaf>, at: &mut Position) -> Result<Scope, Config
         if text == "pod" {
             return Ok(Scope::Pod);
         }
-        if let Some(name) = text.strip_prefix("pool/").filter(|name| !name.is_empty()) {
-            return Ok(Scope::Pool(name.to_owned()));
+        match text.split_once('/') {
+            Some(("pool", name)) if !name.is_empty() => return Ok(Scope::Pool(name.to_owned())),
+            Some(("claim", name)) if !name.is_empty() => return Ok(Scope::Claim(name.to_owned())),
+            _ => {}
         }
     }
     let (field, found) = ("scope".to_owned(), given.value.to_string());
-    Err(ConfigError::WrongType { field, expected: "pod or pool/<name>", found, place: *at })
+    Err(ConfigError::WrongType { field, expected: "pod, pool/<name> or claim/<name>", found, place: *at })
 }
 
 /// Reads the value of the annotation `shmesh.io/links`: all links of the pod, with scope, side and containers of each.

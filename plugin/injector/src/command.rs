@@ -1,4 +1,4 @@
-//! The subcommands `inject` and `webhook` of `shmesh-plugin`.
+//! The subcommands `inject`, `claim` and `webhook` of `shmesh-plugin`.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -11,6 +11,7 @@ use shmesh::config::show_yaml_error;
 use shmesh_daemon::telemetry::LogFilter;
 
 use crate::config::Config;
+use crate::domain_claim::{ClaimKind, claims};
 use crate::manifest::{self, InjectedManifest, OutputFormat};
 use crate::webhook::{self, CertSource, Settings};
 
@@ -35,6 +36,39 @@ pub struct Inject {
     pub output: OutputFormat,
     /// Namespace for objects without one
     #[arg(short, long, value_name = "NAME", default_value = "default")]
+    pub namespace: String,
+    /// Configuration of the injector in YAML, as in the chart's ConfigMap
+    #[arg(long, env = "SHMESH_INJECTOR_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Options of `shmesh-plugin claim`.
+///
+/// ```
+/// use clap::Parser;
+/// #[derive(clap::Parser)]
+/// struct Cli {
+///     #[command(flatten)]
+///     claim: shmesh_injector::command::ClaimArgs,
+/// }
+/// assert_eq!(Cli::parse_from(["claim", "-f", "-", "-n", "du"]).claim.name.as_deref(), Some("du"));
+/// ```
+#[derive(Args, Clone, Debug)]
+pub struct ClaimArgs {
+    /// File with pods and pod templates in YAML or JSON; `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Name of the claim for links in no scope `claim/<name>`; the default is the name of their object
+    #[arg(short, long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Print a ResourceClaimTemplate, from which each pod gets a claim of its own
+    #[arg(long)]
+    pub template: bool,
+    /// Format of the output
+    #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
+    pub output: OutputFormat,
+    /// Namespace for objects without one
+    #[arg(long, value_name = "NAME", default_value = "default")]
     pub namespace: String,
     /// Configuration of the injector in YAML, as in the chart's ConfigMap
     #[arg(long, env = "SHMESH_INJECTOR_CONFIG", value_name = "FILE")]
@@ -127,17 +161,56 @@ const MAX_BYTES: u64 = 64 << 20;
 /// ```
 pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), CommandError> {
     let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
-    let mut text = String::new();
-    let read = if args.file.as_os_str() == "-" {
-        std::io::stdin().take(MAX_BYTES).read_to_string(&mut text)
-    } else {
-        std::fs::File::open(&args.file).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
-    };
-    let named = || format!("cannot read {}", args.file.display());
-    read.with_context(named).map_err(CommandError::Failed)?;
+    let text = read(&args.file)?;
     let InjectedManifest { text, warnings, .. } =
         manifest::injected(&text, &args.namespace, &config, args.output)
             .map_err(|error| CommandError::Failed(error.into()))?;
+    write(&text, warnings, out)
+}
+
+/// Prints the claims for the pods of a file.
+///
+/// # Errors
+/// The file cannot be read, no pod asks for links or a claim, or pods are refused; the error lists all refusals.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use shmesh_injector::{command, manifest::OutputFormat};
+/// let file = dir.path().join("pod.yaml");
+/// std::fs::write(&file, "
+/// kind: Pod
+/// metadata: {name: du, annotations: {shmesh.io/links: '- name: fronthaul'}}
+/// spec: {containers: [{name: phy}]}
+/// ")?;
+/// let (output, namespace) = (OutputFormat::Json, "radio".to_owned());
+/// let args = command::ClaimArgs { file, name: None, template: false, output, namespace, config: None };
+/// let mut out = Vec::new();
+/// command::claim(&args, &mut out)?;
+/// let claim: serde_json::Value = serde_json::from_slice(&out)?;
+/// assert_eq!(claim["metadata"]["name"], "du");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn claim(args: &ClaimArgs, out: &mut impl Write) -> Result<(), CommandError> {
+    let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
+    let text = read(&args.file)?;
+    let kind = if args.template { ClaimKind::Template } else { ClaimKind::Claim };
+    let (text, warnings) = claims(&text, &args.namespace, args.name.as_deref(), &config, kind, args.output)
+        .map_err(|error| CommandError::Failed(error.into()))?;
+    write(&text, warnings, out)
+}
+
+fn read(file: &Path) -> Result<String, CommandError> {
+    let mut text = String::new();
+    let read = if file.as_os_str() == "-" {
+        std::io::stdin().take(MAX_BYTES).read_to_string(&mut text)
+    } else {
+        std::fs::File::open(file).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
+    };
+    read.with_context(|| format!("cannot read {}", file.display())).map_err(CommandError::Failed)?;
+    Ok(text)
+}
+
+fn write(text: &str, warnings: Vec<String>, out: &mut impl Write) -> Result<(), CommandError> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }

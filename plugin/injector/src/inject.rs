@@ -25,7 +25,7 @@ pub struct Injection {
     pub warnings: Vec<String>,
 }
 
-/// Injects the links or the shared pool that a pod requests. `namespace` is that of the request, which the pod itself
+/// Injects the links, or the shared pool or claim, that a pod requests. `namespace` is that of the request, which the pod itself
 /// need not have.
 ///
 /// Existing settings are kept, and injecting twice has the effect of injecting once.
@@ -52,6 +52,7 @@ pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection
 
 fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
     volumes(plan, edit)?;
+    plan.claims.add_entries(edit)?;
     // Before inserting the sidecar shifts the indexes of init containers.
     for container in pod::containers(plan.pod) {
         if let Some(scope) = plan.directories.get(container.name()) {
@@ -94,17 +95,19 @@ fn participant(
     scope: &Scope,
     edit: &mut Edit,
 ) -> Result<(), ShapeError> {
-    let (path, directory) = (container.path(), plan.directory(scope));
+    let directory = plan.directory_in(container, scope);
     match scope {
         Scope::Pod => {
             if container.mounted_at(directory).is_none() {
                 let mount = json!({ "name": SHM_VOLUME, "mountPath": directory });
-                edit.push(&format!("{path}/volumeMounts"), mount)?;
+                edit.push(&format!("{}/volumeMounts", container.path()), mount)?;
             }
         }
         Scope::Pool(pool) => {
             edit.pool_resource(container, &format!("{}/{pool}", plan.config.domain))?;
         }
+        // The node mounts the directory and sets the variable.
+        Scope::Claim(claim) => return plan.claims.give(claim, container, edit),
     }
     edit.directory_variable(container, directory)
 }

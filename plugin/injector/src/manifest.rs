@@ -52,6 +52,24 @@ pub enum ManifestError {
     /// Pods were refused; lists all of them.
     #[error("{}", .0.iter().map(|(name, refusal)| format!("{name}: {refusal}")).collect::<Vec<_>>().join("\n"))]
     Refused(Vec<(String, Refusal)>),
+    /// No pod asks for a claim.
+    #[error(
+        "no pod has the annotation {links}, or {share} with claim/<name>; annotate the pod, or the template that has the containers"
+    )]
+    NoClaim {
+        /// Key of the annotation with links.
+        links: String,
+        /// Key of the annotation that names what is shared.
+        share: String,
+    },
+    /// A claim is larger than the API server accepts.
+    #[error("claim {claim}: {what}")]
+    ClaimTooLarge {
+        /// Name of the claim.
+        claim: String,
+        /// The sizes, and the remedy.
+        what: String,
+    },
 }
 
 /// Injects every pod and pod template of a text with any number of documents.
@@ -82,16 +100,26 @@ pub fn injected(
     form: OutputFormat,
 ) -> Result<InjectedManifest, ManifestError> {
     let mut all = Vec::new();
-    let mut work = ManifestInjector { namespace, config, pods: 0, warnings: Vec::new(), refused: Vec::new() };
+    let (mut pods, mut of_pods, mut refused) = (0, Vec::new(), Vec::new());
+    let mut finder =
+        PodFinder::new(namespace, config, |pod, named| match inject(pod, named.namespace, config) {
+            Ok(injected) => {
+                pods += usize::from(!injected.operations.is_empty());
+                of_pods.extend(injected.warnings.iter().map(|warning| format!("{}: {warning}", named.shown)));
+                *pod = injected.pod;
+            }
+            Err(refusal) => refused.push((named.shown.to_owned(), refusal)),
+        });
     for (at, document) in documents(text).into_iter().enumerate() {
-        let value: Value =
-            parse(at + 1, document).map_err(|why| ManifestError::Yaml { document: at + 1, why })?;
+        let value = parse(at + 1, document)?;
         let mut changed = value.clone();
-        work.object(&mut changed);
+        finder.object(&mut changed);
         all.push((document, (changed != value).then_some(changed), value));
     }
-    if !work.refused.is_empty() {
-        return Err(ManifestError::Refused(work.refused));
+    let mut warnings = finder.warnings;
+    warnings.append(&mut of_pods);
+    if !refused.is_empty() {
+        return Err(ManifestError::Refused(refused));
     }
     let text = match form {
         OutputFormat::Yaml => {
@@ -99,38 +127,74 @@ pub fn injected(
             for (at, (document, changed, _)) in all.into_iter().enumerate() {
                 written.push(match changed {
                     None => document.to_owned(),
-                    Some(value) => {
-                        yaml(&value).map_err(|why| ManifestError::Yaml { document: at + 1, why })?
-                    }
+                    Some(value) => yaml(at + 1, &value)?,
                 });
             }
             joined(&written)
         }
         OutputFormat::Json => {
-            let mut values: Vec<_> = all
-                .into_iter()
-                .map(|(_, changed, value)| changed.unwrap_or(value))
-                .filter(|v| !v.is_null())
-                .collect();
-            let one = match values.len() {
-                1 => values.remove(0),
-                _ => json!({ "apiVersion": "v1", "kind": "List", "items": values }),
-            };
-            format!("{one:#}\n")
+            let values = all.into_iter().map(|(_, changed, value)| changed.unwrap_or(value));
+            json_text(values.filter(|value| !value.is_null()).collect())
         }
     };
-    Ok(InjectedManifest { text, pods: work.pods, warnings: work.warnings })
+    Ok(InjectedManifest { text, pods, warnings })
 }
 
-struct ManifestInjector<'a> {
+/// Writes objects as a text.
+pub(crate) fn written(objects: Vec<Value>, form: OutputFormat) -> Result<String, ManifestError> {
+    match form {
+        OutputFormat::Yaml => {
+            let texts = objects.iter().enumerate().map(|(at, object)| yaml(at + 1, object));
+            Ok(joined(&texts.collect::<Result<Vec<_>, _>>()?))
+        }
+        OutputFormat::Json => Ok(json_text(objects)),
+    }
+}
+
+fn json_text(mut objects: Vec<Value>) -> String {
+    let one = match objects.len() {
+        1 => objects.remove(0),
+        _ => json!({ "apiVersion": "v1", "kind": "List", "items": objects }),
+    };
+    format!("{one:#}\n")
+}
+
+/// Visits the pods and pod templates of a text that ask for something, and returns warnings.
+pub(crate) fn visit_pods(
+    text: &str,
+    namespace: &str,
+    config: &Config,
+    visit: impl FnMut(&mut Value, PodName<'_>),
+) -> Result<Vec<String>, ManifestError> {
+    let mut finder = PodFinder::new(namespace, config, visit);
+    for (at, document) in documents(text).into_iter().enumerate() {
+        finder.object(&mut parse(at + 1, document)?);
+    }
+    Ok(finder.warnings)
+}
+
+/// Names of the object that a pod or pod template is in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PodName<'a> {
+    /// Name of the object.
+    pub(crate) object: &'a str,
+    pub(crate) namespace: &'a str,
+    /// Kind, namespace and name, and where the template is in an object of an unknown kind.
+    pub(crate) shown: &'a str,
+}
+
+struct PodFinder<'a, V> {
     namespace: &'a str,
     config: &'a Config,
-    pods: usize,
+    visit: V,
     warnings: Vec<String>,
-    refused: Vec<(String, Refusal)>,
 }
 
-impl ManifestInjector<'_> {
+impl<'a, V: FnMut(&mut Value, PodName<'_>)> PodFinder<'a, V> {
+    fn new(namespace: &'a str, config: &'a Config, visit: V) -> Self {
+        Self { namespace, config, visit, warnings: Vec::new() }
+    }
+
     fn object(&mut self, object: &mut Value) {
         let kind = text(object, "/kind").unwrap_or("").to_owned();
         if kind == "List" {
@@ -140,59 +204,54 @@ impl ManifestInjector<'_> {
             return;
         }
         let group = text(object, "/apiVersion").unwrap_or("").split_once('/').map_or("", |(group, _)| group);
-        let namespace = text(object, "/metadata/namespace").unwrap_or(self.namespace).to_owned();
-        let name = text(object, "/metadata/name").or(text(object, "/metadata/generateName")).unwrap_or("?");
-        let named = format!("{kind} {namespace}/{name}");
         let path = match (group, kind.as_str()) {
-            ("", "Pod") => "",
-            ("", "PodTemplate") => "/template",
+            ("", "Pod") => Some(""),
+            ("", "PodTemplate") => Some("/template"),
             ("", "ReplicationController")
             | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
-            | ("batch", "Job") => "/spec/template",
-            ("batch", "CronJob") => "/spec/jobTemplate/spec/template",
-            // Another kind: search for pod templates by their structure.
-            _ => return self.search(object, "", &namespace, &named),
+            | ("batch", "Job") => Some("/spec/template"),
+            ("batch", "CronJob") => Some("/spec/jobTemplate/spec/template"),
+            _ => None,
         };
+        let namespace = text(object, "/metadata/namespace").unwrap_or(self.namespace).to_owned();
+        let name = text(object, "/metadata/name")
+            .or(text(object, "/metadata/generateName"))
+            .unwrap_or("?")
+            .to_owned();
+        let shown = format!("{kind} {namespace}/{name}");
+        let named = PodName { object: &name, namespace: &namespace, shown: &shown };
+        // Another kind: search for pod templates by their structure.
+        let Some(path) = path else { return self.search(object, "", named) };
         if !path.is_empty()
             && let Some(annotation) = self.annotation_of(object)
         {
-            self.misplaced(&named, "", &annotation);
+            self.misplaced(&shown, "", &annotation);
         }
         if let Some(pod) = object.pointer_mut(path) {
-            self.pod(pod, &namespace, &named);
+            (self.visit)(pod, named);
         }
     }
 
-    fn pod(&mut self, pod: &mut Value, namespace: &str, named: &str) {
-        match inject(pod, namespace, self.config) {
-            Ok(injected) => {
-                self.pods += usize::from(!injected.operations.is_empty());
-                self.warnings.extend(injected.warnings.iter().map(|warning| format!("{named}: {warning}")));
-                *pod = injected.pod;
-            }
-            Err(refusal) => self.refused.push((named.to_owned(), refusal)),
-        }
-    }
-
-    /// Injects every object with the annotation and containers, at any depth. `path` is the path of `value`.
-    fn search(&mut self, value: &mut Value, path: &str, namespace: &str, named: &str) {
+    /// Visits every object with the annotation and containers, at any depth. `path` is the path of `value`.
+    fn search(&mut self, value: &mut Value, path: &str, named: PodName<'_>) {
         if let Some(annotation) = self.annotation_of(value) {
             if value.pointer("/spec/containers").is_some_and(Value::is_array) {
-                let place = if path.is_empty() { named.to_owned() } else { format!("{named}, {path}") };
-                return self.pod(value, namespace, &place);
+                let shown =
+                    if path.is_empty() { named.shown.to_owned() } else { format!("{}, {path}", named.shown) };
+                return (self.visit)(value, PodName { shown: &shown, ..named });
             }
-            self.misplaced(named, path, &annotation);
+            self.misplaced(named.shown, path, &annotation);
         }
         let below = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         match value {
             Value::Object(map) => {
                 for (key, inner) in map {
-                    self.search(inner, &below(key), namespace, named);
+                    self.search(inner, &below(key), named);
                 }
             }
             Value::Array(list) => {
                 for (at, inner) in list.iter_mut().enumerate() {
-                    self.search(inner, &format!("{path}[{at}]"), namespace, named);
+                    self.search(inner, &format!("{path}[{at}]"), named);
                 }
             }
             _ => {}
@@ -255,7 +314,7 @@ fn joined(documents: &[String]) -> String {
 }
 
 /// Parses YAML with the Kubernetes rules: `0644` is octal, and `yes` is a string.
-fn parse(number: usize, text: &str) -> Result<Value, String> {
+fn parse(number: usize, text: &str) -> Result<Value, ManifestError> {
     let options = serde_saphyr::options! {
         strict_booleans: true,
         legacy_octal_numbers: true,
@@ -264,10 +323,12 @@ fn parse(number: usize, text: &str) -> Result<Value, String> {
     };
     serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| show_yaml_error(&format!("document {number}"), text, &error))
+        .map_err(|why| ManifestError::Yaml { document: number, why })
 }
 
-fn yaml(value: &Value) -> Result<String, String> {
-    serde_saphyr::to_string(value).map_err(|error| error.to_string())
+fn yaml(number: usize, value: &Value) -> Result<String, ManifestError> {
+    serde_saphyr::to_string(value)
+        .map_err(|error| ManifestError::Yaml { document: number, why: error.to_string() })
 }
 
 #[cfg(test)]

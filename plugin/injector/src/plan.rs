@@ -9,6 +9,7 @@ use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, format_bytes,
 use crate::config::Config;
 use crate::edit::escaped;
 use crate::pod::{self, Container, SHM_DIR};
+use crate::pod_claims::{self, PodClaims};
 use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
 use shmesh_daemon::bytes::Bytes;
@@ -31,6 +32,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) links: Vec<PlannedLink>,
     /// Scope of each container that is on a link.
     pub(crate) directories: BTreeMap<String, Scope>,
+    /// The claims of these scopes.
+    pub(crate) claims: PodClaims,
     /// Scope of the links that the sidecar keeps; `None` means that there is no sidecar.
     pub(crate) kept: Option<Scope>,
     pub(crate) memory: MemoryPlan,
@@ -88,6 +91,7 @@ impl<'a> Plan<'a> {
             annotation,
             links: Vec::with_capacity(links.len()),
             directories: BTreeMap::new(),
+            claims: PodClaims::default(),
             kept: None,
             memory: MemoryPlan::default(),
         };
@@ -117,6 +121,11 @@ impl<'a> Plan<'a> {
             let remedy = pool_names(self.config, "use scope pod");
             let what = format!("link {name}: there is no pool {pool:?}");
             return Err(self.refuse(link.places.scope, "pool", what, remedy));
+        }
+        if let Scope::Claim(claim) = &link.scope {
+            self.claims.add(self.pod, claim).map_err(|(what, remedy)| {
+                self.refuse(link.places.scope, "claim", format!("link {name}: {what}"), remedy)
+            })?;
         }
         for container in &participants {
             let scope = self.directories.entry(container.clone()).or_insert_with(|| link.scope.clone());
@@ -197,12 +206,18 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns the mount path of a scope's directory.
-    pub(crate) fn directory(&self, scope: &Scope) -> &str {
+    /// Returns the mount path of a scope's directory; `None` for that of a claim, which says itself where it is.
+    pub(crate) fn directory(&self, scope: &Scope) -> Option<&str> {
         match scope {
-            Scope::Pod => SHM_DIR,
-            Scope::Pool(name) => self.config.pool(name).map_or(SHM_DIR, |pool| &pool.mount_path),
+            Scope::Pod => Some(SHM_DIR),
+            Scope::Pool(name) => Some(self.config.pool(name).map_or(SHM_DIR, |pool| &pool.mount_path)),
+            Scope::Claim(_) => None,
         }
+    }
+
+    /// Returns where a container has the directory of its scope.
+    pub(crate) fn directory_in<'p>(&'p self, container: &Container<'p>, scope: &Scope) -> &'p str {
+        self.directory(scope).unwrap_or_else(|| pod_claims::directory(container))
     }
 
     /// Returns the position of a container's first link, for refusals.

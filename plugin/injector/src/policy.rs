@@ -1,4 +1,4 @@
-//! Injection by admission policies instead of a server.
+//! Admission policies: for injection instead of a server, and for claims.
 
 use crate::config::Config;
 
@@ -34,4 +34,20 @@ pub fn policy(config: &Config, namespace: &str) -> String {
         ("@AGENT@", &config.agent_resource),
     ];
     marks.into_iter().fold(POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
+}
+
+/// Template of the policies for mode `dra`, with placeholders as in [`POLICY`].
+pub const CLAIMS_POLICY: &str = include_str!("../policy/claims.yaml");
+
+/// Renders the ValidatingAdmissionPolicies of mode `dra`: one for the configuration of claims, and one that lets the driver,
+/// whose ServiceAccount is `account` in `namespace`, write the ResourceSlices of its own node only.
+///
+/// ```
+/// let text = shmesh_injector::claims_policy("shmesh.io", "shmesh", "shmesh-plugin");
+/// assert!(text.contains("system:serviceaccount:shmesh:shmesh-plugin") && !text.contains('@'));
+/// ```
+#[must_use]
+pub fn claims_policy(domain: &str, namespace: &str, account: &str) -> String {
+    let marks = [("@DOMAIN@", domain), ("@NAMESPACE@", namespace), ("@ACCOUNT@", account)];
+    marks.into_iter().fold(CLAIMS_POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
 }

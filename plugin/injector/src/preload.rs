@@ -37,7 +37,7 @@ impl Preload {
         Ok(Some(preload))
     }
 
-    /// Refuses the annotation in a pod that shares no pool.
+    /// Refuses the annotation in a pod that shares nothing.
     pub(crate) fn check_alone(pod: &Value, config: &Config) -> Result<(), Refusal> {
         let share = config.annotation("share");
         if read(pod, &share)?.is_some() {
@@ -45,7 +45,11 @@ impl Preload {
         }
         let Some(preload) = Self::of(pod, config)? else { return Ok(()) };
         let what = format!("the pod has no annotation {share}, so its programs have nothing to share");
-        Err(preload.refuse("annotation", what, format!("name a pool by {share}, or remove the annotation")))
+        Err(preload.refuse(
+            "annotation",
+            what,
+            format!("name a pool or a claim by {share}, or remove the annotation"),
+        ))
     }
 
     /// Refuses other things with our names.

@@ -6,11 +6,16 @@ use shmesh::config::{Position, Scope, format_bytes};
 use crate::config::{Config, Pool, UserNamespaces};
 use crate::plan::{Plan, tables};
 use crate::pod::{self, Container, INFO_VOLUME, SHM_DIR, SHM_VOLUME, SIDECAR};
+use crate::pod_claims::has_own_users;
 use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
 use shmesh_daemon::bytes::Bytes;
 
 type CheckResult = Result<(), Refusal>;
+
+/// How a pod says that its claim is not where claims usually are, which the injector does not look up.
+pub(crate) const CLAIM_ELSEWHERE: &str =
+    "; if the claim has another mountPath, give the container env SHMESH_DIR with it";
 
 impl Plan<'_> {
     /// Returns the first refusal, or all warnings.
@@ -26,7 +31,7 @@ impl Plan<'_> {
             self.check_shm(&container)?;
         }
         self.check_existing()?;
-        let mut warnings = Vec::new();
+        let mut warnings = self.claims.warnings(self.pod);
         if self.kept.is_some() {
             self.check_ports()?;
             self.check_users(&mut warnings)?;
@@ -116,18 +121,21 @@ impl Plan<'_> {
 
     /// Refuses other mounts at the IPC directory.
     fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> CheckResult {
-        let (name, directory) = (container.name(), self.directory(scope));
+        let (name, directory) = (container.name(), self.directory_in(container, scope));
         let at = self.place_of(name);
         if let Some(volume) = container.mounted_at(directory)
             && (volume != SHM_VOLUME || *scope != Scope::Pod)
         {
             let what = format!("container {name} mounts volume {volume} at {directory}, where its links are");
-            let remedy = "remove that volumeMount, or leave the container out by `containers`";
+            let mut remedy = "remove that volumeMount, or leave the container out by `containers`".to_owned();
+            if matches!(scope, Scope::Claim(_)) {
+                remedy.push_str(CLAIM_ELSEWHERE);
+            }
             return Err(self.refuse(at, "mount", what, remedy));
         }
         let own = match scope {
             Scope::Pool(own) => Some(own.as_str()),
-            Scope::Pod => None,
+            Scope::Pod | Scope::Claim(_) => None,
         };
         if let Some(resource) = other_resource(container, self.config, directory, own) {
             let what = format!(
@@ -241,8 +249,8 @@ impl Plan<'_> {
         let has_group = self.pod.pointer("/spec/securityContext/fsGroup").is_some_and(Value::is_number);
         let sidecar = self.sidecar_user();
         for planned in self.links.iter().filter(|planned| planned.link.is_kept_here()) {
-            let shares_group = planned.link.config.file_mode == 0o660
-                && (has_group || matches!(planned.link.scope, Scope::Pool(_)));
+            let shares_group =
+                planned.link.config.file_mode == 0o660 && (has_group || planned.link.scope != Scope::Pod);
             if shares_group {
                 continue;
             }
@@ -301,7 +309,7 @@ impl Plan<'_> {
 /// Returns the problem and the remedy if the pool is not for pods with such a user namespace.
 pub(crate) fn user_namespace(pod: &Value, pool: &Pool) -> Option<(String, &'static str)> {
     let name = &pool.name;
-    let has_own_users = pod.pointer("/spec/hostUsers").and_then(Value::as_bool) == Some(false);
+    let has_own_users = has_own_users(pod);
     match pool.user_namespaces {
         UserNamespaces::Never if has_own_users => Some((
             format!("pool {name} is for pods without a user namespace, and spec.hostUsers is false"),
@@ -315,13 +323,18 @@ pub(crate) fn user_namespace(pod: &Value, pool: &Pool) -> Option<(String, &'stat
     }
 }
 
-/// Returns what else the container has at the mount path of a pool: a volume, or another resource.
-pub(crate) fn other_mount(container: &Container<'_>, config: &Config, pool: &Pool) -> Option<String> {
-    let (name, directory) = (container.name(), &pool.mount_path);
+/// Returns what else the container has at the mount path of a pool or claim: a volume, or a resource other than its `own` pool.
+pub(crate) fn other_mount(
+    container: &Container<'_>,
+    config: &Config,
+    directory: &str,
+    own: Option<&str>,
+) -> Option<String> {
+    let name = container.name();
     if let Some(volume) = container.mounted_at(directory) {
         return Some(format!("container {name} mounts volume {volume} at {directory}"));
     }
-    let resource = other_resource(container, config, directory, Some(&pool.name))?;
+    let resource = other_resource(container, config, directory, own)?;
     Some(format!("container {name} requests {resource}, which is mounted at {directory}"))
 }
 

@@ -24,19 +24,22 @@ pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
     if *scope == Scope::Pod {
         mounts.push(json!({ "name": SHM_VOLUME, "mountPath": directory }));
     }
+    // A claim brings its own variable.
+    let variable = directory.map(|directory| json!({ "name": shmesh::DIR_VARIABLE, "value": directory }));
+    let mut env = vec![json!({ "name": "SHMESH_ANNOTATION", "value": format!("{INFO_DIR}/links") })];
+    env.extend(variable);
+    env.extend([
+        json!({ "name": "SHMESH_ADMIN", "value": format!("{}:{port}", settings.admin_address) }),
+        json!({ "name": "SHMESH_LOG", "value": settings.log }),
+        json!({ "name": "SHMESH_LOG_FORMAT", "value": "json" }),
+    ]);
     mounts.push(json!({ "name": INFO_VOLUME, "mountPath": INFO_DIR, "readOnly": true }));
     json!({
         "name": SIDECAR,
         "image": settings.image,
         "imagePullPolicy": settings.image_pull_policy,
         "restartPolicy": "Always",
-        "env": [
-            { "name": "SHMESH_ANNOTATION", "value": format!("{INFO_DIR}/links") },
-            { "name": shmesh::DIR_VARIABLE, "value": directory },
-            { "name": "SHMESH_ADMIN", "value": format!("{}:{port}", settings.admin_address) },
-            { "name": "SHMESH_LOG", "value": settings.log },
-            { "name": "SHMESH_LOG_FORMAT", "value": "json" },
-        ],
+        "env": env,
         "ports": [{ "name": "shmesh-admin", "containerPort": port, "protocol": "TCP" }],
         "resources": resources(plan, scope),
         "securityContext": security(plan),
@@ -67,14 +70,19 @@ fn resources(plan: &Plan<'_>, scope: &Scope) -> Value {
     if pod::is_guaranteed(plan.pod) {
         limits.insert("cpu".into(), settings.cpu.clone().into());
     }
-    json!({ "limits": limits, "requests": requests })
+    let mut resources = json!({ "limits": limits, "requests": requests });
+    if let (Scope::Claim(claim), Some(resources)) = (scope, resources.as_object_mut()) {
+        resources.insert("claims".into(), json!([{ "name": plan.claims.entry(claim) }]));
+    }
+    resources
 }
 
-/// Returns the resource with the pool, or with the identity service alone.
+/// Returns the resource with the pool, or with the identity service alone, which a claim has too.
 fn resource(plan: &Plan<'_>, scope: &Scope) -> Option<String> {
     let name = match scope {
         Scope::Pool(pool) => pool.as_str(),
         Scope::Pod => Some(plan.config.agent_resource.as_str()).filter(|name| !name.is_empty())?,
+        Scope::Claim(_) => return None,
     };
     Some(format!("{}/{name}", plan.config.domain))
 }

@@ -14,8 +14,12 @@ const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {
                    spec: {securityContext: {runAsUser: 1000}, containers: [{name: a, image: a}]}\n";
 
 fn inject(flags: &[&str], input: &str) -> Output {
+    command("inject", flags, input)
+}
+
+fn command(name: &str, flags: &[&str], input: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"))
-        .arg("inject")
+        .arg(name)
         .args(flags)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -57,6 +61,36 @@ fn refusal_writes_no_document() {
     assert!(said.starts_with("error: Pod radio/p: "), "{said}");
     assert_eq!(inject(&["-f", "/nonexistent"], "").status.code(), Some(1));
     assert_eq!(inject(&[], "").status.code(), Some(2), "a file must be named");
+}
+
+#[test]
+fn claim_for_the_links_of_a_pod() {
+    let out = command("claim", &["-f", "-", "-n", "du", "--namespace", "radio", "-o", "json"], POD);
+    let claim: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((out.status.code(), out.stderr.len()), (Some(0), 0));
+    assert_eq!(claim["kind"], "ResourceClaim");
+    assert_eq!(claim["metadata"], serde_json::json!({"name": "du", "namespace": "radio"}));
+    let template = command("claim", &["-f", "-", "--template"], POD);
+    let template = String::from_utf8(template.stdout).unwrap();
+    assert!(
+        template.contains("kind: ResourceClaimTemplate\n") && template.contains("name: p\n"),
+        "{template}"
+    );
+
+    let bad = POD.replace("- name: a'", "- name: a/b'");
+    let out = command("claim", &["-f", "-"], &bad);
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0));
+    assert!(said.starts_with("error: Pod default/p: ") && said.contains("(line 1, column 9)"), "{said}");
+    let none = command("claim", &["-f", "-"], "kind: ConfigMap\n");
+    assert_eq!(none.status.code(), Some(1), "{none:?}");
+    assert_eq!(command("claim", &["-f", "/nonexistent"], "").status.code(), Some(1));
+    assert_eq!(command("claim", &[], "").status.code(), Some(2), "a file must be named");
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("injector.yaml");
+    std::fs::write(&config, "domian: x\n").unwrap();
+    let out = command("claim", &["-f", "-", "--config", config.to_str().unwrap()], POD);
+    assert_eq!(out.status.code(), Some(64), "{out:?}");
 }
 
 #[test]

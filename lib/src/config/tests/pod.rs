@@ -14,6 +14,8 @@ fn annotation_keys_are_accepted_beside_file_keys() {
   containers: [x, y]
 - { name: c, scope: pool/radio-0.x, side: primary }
 - { name: d, scope: 'pool/radio', side: secondary, memory: { file_mode: '0600' } }
+- { name: e, scope: claim/du-0.cell, side: primary }
+- { name: f, scope: claim/du, side: secondary }
 ";
     let links = pod_links(text).unwrap();
     assert_eq!(links[0].config, {
@@ -22,25 +24,29 @@ fn annotation_keys_are_accepted_beside_file_keys() {
         config
     });
     let scopes: Vec<_> = links.iter().map(|link| link.scope.to_string()).collect();
-    assert_eq!(scopes, ["pod", "pod", "pool/radio-0.x", "pool/radio"]);
-    assert_eq!(links.iter().map(|link| link.side).collect::<Vec<_>>()[2..], [Side::Primary, Side::Secondary]);
+    assert_eq!(scopes, ["pod", "pod", "pool/radio-0.x", "pool/radio", "claim/du-0.cell", "claim/du"]);
+    let sides: Vec<_> = links.iter().map(|link| link.side).collect();
+    assert_eq!(sides[2..], [Side::Primary, Side::Secondary, Side::Primary, Side::Secondary]);
     assert_eq!(links[1].containers, Some(vec!["x".to_owned(), "y".to_owned()]));
     let modes: Vec<_> = links.iter().map(|link| link.config.file_mode).collect();
-    assert_eq!(modes, [0o600, 0o600, 0o660, 0o600], "a pool has a group");
+    assert_eq!(modes, [0o600, 0o600, 0o660, 0o600, 0o660, 0o660], "a pool and a claim have a group");
     assert_eq!(links[3].places.side.line_column(), Some((9, 41)));
 
     let kept = from_annotation(text).unwrap().links;
     let kept: Vec<_> = kept.iter().map(|link| link.name.as_str()).collect();
-    assert_eq!(kept, ["a", "b", "c"], "the primary of d has a sidecar elsewhere");
+    assert_eq!(kept, ["a", "b", "c", "e"], "the primaries of d and f have a sidecar elsewhere");
 }
 
 #[test]
 fn keys_without_meaning_in_a_pod_are_refused_with_position() {
     for (text, place, remedy) in [
-        ("- name: a\n  side: secondary\n", (2, 9), "give scope pool/<name>"),
-        ("- name: a\n  scope: node\n", (2, 10), "pod or pool/<name>"),
-        ("- name: a\n  scope: pool/\n", (2, 10), "pod or pool/<name>"),
-        ("- name: a\n  scope:\n", (1, 3), "pod or pool/<name>"),
+        ("- name: a\n  side: secondary\n", (2, 9), "give scope claim/<name> or pool/<name>"),
+        ("- name: a\n  scope: node\n", (2, 10), "pod, pool/<name> or claim/<name>"),
+        ("- name: a\n  scope: pool/\n", (2, 10), "pod, pool/<name> or claim/<name>"),
+        ("- name: a\n  scope:\n", (1, 3), "pod, pool/<name> or claim/<name>"),
+        ("- name: a\n  scope: claim/\n", (2, 10), "pod, pool/<name> or claim/<name>"),
+        ("- name: a\n  scope: claim\n", (2, 10), "pod, pool/<name> or claim/<name>"),
+        ("- name: a\n  scope: claim/c\n", (2, 10), "scope \"claim/c\" joins two pods"),
         ("- name: a\n  scope: pool/p\n  side: both\n", (3, 9), "primary or secondary"),
         (
             "- name: a\n  scope: pool/p\n",

@@ -195,6 +195,24 @@ fn share_warns_where_the_pool_is_not_at_dev_shm() {
 }
 
 #[test]
+fn claim_of_a_pod_with_a_user_namespace_needs_a_setting() {
+    for annotation in [
+        json!({"shmesh.io/share": "claim/du"}),
+        json!({"shmesh.io/links": "- {name: a, scope: claim/du, side: secondary}"}),
+    ] {
+        let mut pod =
+            json!({"metadata": {"annotations": annotation}, "spec": {"containers": [{"name": "a"}]}});
+        assert_eq!(inject(&pod, "default", &config()).unwrap().warnings, [""; 0]);
+        pod["spec"]["hostUsers"] = false.into();
+        let warnings = inject(&pod, "default", &config()).unwrap().warnings;
+        assert!(
+            matches!(&warnings[..], [one] if one.contains("claim du must have userNamespaces: always")),
+            "{warnings:?}"
+        );
+    }
+}
+
+#[test]
 fn library_is_not_copied_as_root() {
     let user = |context: Value| {
         let pod = json!({

@@ -69,6 +69,10 @@ impl Serialize for SignedObject<'_> {
 
 /// Evaluates as the API server does with these variables.
 fn evaluate(expression: &str, object: &Value, variables: &Value) -> Value {
+    evaluate_with(expression, &[("object", object), ("variables", variables)])
+}
+
+fn evaluate_with(expression: &str, names: &[(&str, &Value)]) -> Value {
     let mut env = Env::stdlib();
     cel::extensions::strings(&mut env).unwrap();
     let mut context = Context::with_env(Arc::new(env));
@@ -79,8 +83,9 @@ fn evaluate(expression: &str, object: &Value, variables: &Value) -> Value {
     context
         .add_function("asInteger", |cel::extractors::This(this): cel::extractors::This<i64>| this)
         .unwrap();
-    context.add_variable("object", SignedObject(object)).unwrap();
-    context.add_variable("variables", SignedObject(variables)).unwrap();
+    for (name, value) in names {
+        context.add_variable(*name, SignedObject(value)).unwrap();
+    }
     let program = Program::compile(expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
     let expr = untyped(program.expression().clone());
     let value = cel::Value::resolve(&expr, &context).unwrap_or_else(|error| panic!("{expression}: {error}"));
@@ -373,6 +378,43 @@ fn shared_pool_needs_the_webhook_or_injection_by_hand() {
 }
 
 #[test]
+fn claims_need_the_webhook_or_injection_by_hand() {
+    let policies = Policies::of(&Config::default());
+    let pod = |annotations: Value| {
+        let spec = json!({"securityContext": {"runAsUser": 1}, "containers": [{"name": "a"}, {"name": "b"}]});
+        json!({"metadata": {"annotations": annotations}, "spec": spec})
+    };
+    let links = |side: &str| format!("- {{ name: a, scope: claim/du, side: {side}, containers: [b] }}");
+    for (annotations, words) in [
+        (json!({"shmesh.io/links": links("primary")}), "scope claim needs the webhook"),
+        (json!({"shmesh.io/links": links("secondary")}), "scope claim needs the webhook"),
+        (
+            json!({"shmesh.io/links": r#"[{"name": "a", "scope": "claim/du", "side": "primary"}]"#}),
+            "scope claim needs",
+        ),
+        (json!({"shmesh.io/share": "claim/du"}), "a shared claim needs the webhook"),
+        (json!({"shmesh.io/share": " claim/du\n"}), "a shared claim needs the webhook"),
+    ] {
+        let asked = pod(annotations);
+        let broken = policies.admit(&asked).expect_err(words);
+        assert!(broken[0].contains(words) && broken[0].ends_with("(line 1, column 1)"), "{broken:?}");
+        let mut sized = asked.clone();
+        sized["metadata"]["annotations"][SIZE] = "32Mi".into();
+        policies.admit(&sized).expect_err("a directory of the pod's own is not what it asked for");
+        let by_hand = inject(&asked, "default", &Config::default()).unwrap().pod;
+        assert_eq!(policies.admit(&by_hand).unwrap(), by_hand);
+        // The claim is in the pod, but in no container.
+        let mut unused = asked.clone();
+        unused["spec"]["resourceClaims"] = by_hand["spec"]["resourceClaims"].clone();
+        policies.admit(&unused).expect_err(words);
+    }
+    let mut of_template = pod(json!({"shmesh.io/share": "claim/ipc"}));
+    of_template["spec"]["resourceClaims"] = json!([{"name": "ipc", "resourceClaimTemplateName": "t"}]);
+    let by_hand = inject(&of_template, "default", &Config::default()).unwrap().pod;
+    assert_eq!(policies.admit(&by_hand).unwrap(), by_hand);
+}
+
+#[test]
 fn library_needs_the_webhook_or_injection_by_hand() {
     let policies = Policies::of(&Config::default());
     let config: Config = serde_json::from_value(json!({"pools": [{"name": "radio"}]})).unwrap();
@@ -390,4 +432,138 @@ fn library_needs_the_webhook_or_injection_by_hand() {
     rejected(&only_pool, "the library needs the webhook");
     let by_hand = inject(&asked, "default", &config).unwrap().pod;
     assert_eq!(policies.admit(&by_hand).unwrap(), by_hand);
+}
+
+/// A ValidatingAdmissionPolicy of mode dra.
+fn claims_policy_named(name: &str) -> Value {
+    let text = shmesh_injector::claims_policy("shmesh.io", "shmesh", "shmesh-plugin");
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let is_it = |one: &&Value| one["kind"] == "ValidatingAdmissionPolicy" && one["metadata"]["name"] == name;
+    documents.iter().find(is_it).unwrap().clone()
+}
+
+fn claim(config: Value) -> Value {
+    json!({"kind": "ResourceClaim", "spec": {"devices": {"requests": [{"name": "domain"}], "config": config}}})
+}
+
+fn parameters(more: Value) -> Value {
+    let mut all = json!({"apiVersion": "shmesh.io/v1alpha1", "kind": "DomainConfig"});
+    all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({"requests": ["domain"], "opaque": {"driver": "shmesh.io", "parameters": all}})
+}
+
+/// What `shmesh-plugin claim` prints passes, and so does what is of others.
+#[test]
+fn claims_of_the_command_pass_the_policy() {
+    let policy = claims_policy_named("shmesh-claims");
+    let pod = "kind: Pod\nmetadata: {name: p, annotations: {shmesh.io/links: '[{name: a, ring: {len: 64}}, {name: b.1}]'}}\n\
+               spec: {hostUsers: false, containers: [{name: a}]}\n";
+    for kind in [shmesh_injector::ClaimKind::Claim, shmesh_injector::ClaimKind::Template] {
+        let form = shmesh_injector::manifest::OutputFormat::Json;
+        let (text, _) =
+            shmesh_injector::claims(pod, "default", None, &Config::default(), kind, form).unwrap();
+        let object: Value = serde_json::from_str(&text).unwrap();
+        assert!(Policies::matches(&policy, &object), "{object}");
+        assert_eq!(Policies::broken(&policy, &object), [""; 0]);
+    }
+    for path in ["/dev/shm", "/dev/shm/a", "/run/ipc", "/a.b/..c"] {
+        assert_eq!(
+            Policies::broken(&policy, &claim(json!([parameters(json!({"mountPath": path}))]))),
+            [""; 0],
+            "{path}"
+        );
+    }
+    let of_others = json!([{"opaque": {"driver": "gpu.nvidia.com", "parameters": {"x": 1}}}]);
+    assert!(!Policies::matches(&policy, &claim(of_others)));
+    assert!(
+        !Policies::matches(&policy, &json!({"spec": {}}))
+            && !Policies::matches(&policy, &json!({"spec": {"spec": {}}}))
+    );
+    let mut two = claim(json!([parameters(json!({})), parameters(json!({}))]));
+    two["spec"]["devices"]["config"][1]["requests"] = json!(["other"]);
+    assert_eq!(Policies::broken(&policy, &two), [""; 0], "one for each request");
+}
+
+#[test]
+fn impossible_configurations_are_rejected_with_a_message() {
+    let policy = claims_policy_named("shmesh-claims");
+    let one = |more: Value| json!([parameters(more)]);
+    let everywhere = || {
+        let mut config = parameters(json!({}));
+        config.as_object_mut().unwrap().remove("requests");
+        config
+    };
+    for (config, words) in [
+        (json!([parameters(json!({})), parameters(json!({}))]), "two configurations of shmesh.io"),
+        (json!([parameters(json!({})), everywhere()]), "two configurations of shmesh.io"),
+        (one(json!({"apiVersion": "shmesh.io/v1"})), "correct both"),
+        (one(json!({"kind": "Domain"})), "correct both"),
+        (one(json!({"mountpath": "/x"})), "known here: apiVersion, kind, links, mountPath, userNamespaces"),
+        (one(json!({"userNamespaces": "mixed"})), "write never or always"),
+        (one(json!({"mountPath": "dev/shm"})), "not an absolute path"),
+        (one(json!({"mountPath": "/a/../b"})), "not an absolute path"),
+        (one(json!({"mountPath": "/"})), "not an absolute path"),
+        (one(json!({"mountPath": "/proc/x"})), "not an absolute path"),
+        (one(json!({"mountPath": "/dev"})), "not an absolute path"),
+        (one(json!({"links": [{}]})), "up to 31 letters"),
+        (one(json!({"links": [{"name": "a/b"}]})), "up to 31 letters"),
+        (one(json!({"links": [{"name": "a"}, {"name": "b"}, {"name": "a"}]})), "two links have one name"),
+        (one(json!({"links": [{"name": "a", "ringlen": 7}]})), "a link has an unknown key"),
+    ] {
+        let object = claim(config);
+        assert!(Policies::matches(&policy, &object));
+        let broken = Policies::broken(&policy, &object);
+        assert!(matches!(&broken[..], [one] if one.contains(words)), "{object}: {broken:?}");
+        let template = json!({"kind": "ResourceClaimTemplate", "spec": {"spec": object["spec"]}});
+        assert_eq!(Policies::broken(&policy, &template), broken);
+    }
+}
+
+#[test]
+fn driver_writes_slices_of_its_own_node_only() {
+    let policy = claims_policy_named("shmesh-slices");
+    let user = |name: &str, node: Value| json!({"username": format!("system:serviceaccount:shmesh:{name}"), "extra": {"authentication.kubernetes.io/node-name": node}});
+    let slice = |node: &str, driver: &str| json!({"spec": {"nodeName": node, "driver": driver}});
+    let answer = |user: &Value, operation: &str, object: &Value, old: &Value| -> Option<String> {
+        let request = json!({"userInfo": user, "operation": operation});
+        let mut variables = json!({});
+        let look = |expression: &Value, variables: &Value| {
+            let names =
+                [("request", &request), ("object", object), ("oldObject", old), ("variables", variables)];
+            evaluate_with(expression.as_str().unwrap(), &names)
+        };
+        let conditions = policy["spec"]["matchConditions"].as_array().unwrap();
+        if !conditions.iter().all(|condition| look(&condition["expression"], &variables) == true) {
+            return None;
+        }
+        for variable in policy["spec"]["variables"].as_array().unwrap() {
+            let value = look(&variable["expression"], &variables);
+            variables[variable["name"].as_str().unwrap()] = value;
+        }
+        let validations = policy["spec"]["validations"].as_array().unwrap();
+        let broken =
+            validations.iter().find(|validation| look(&validation["expression"], &variables) != true);
+        Some(broken.map_or("", |validation| validation["message"].as_str().unwrap()).to_owned())
+    };
+    let (driver, none, ours) = (user("shmesh-plugin", json!(["a"])), Value::Null, slice("a", "shmesh.io"));
+    let allowed = Some(String::new());
+    assert_eq!(answer(&driver, "CREATE", &ours, &none), allowed);
+    assert_eq!(answer(&driver, "UPDATE", &ours, &ours), allowed);
+    assert_eq!(answer(&driver, "DELETE", &none, &ours), allowed);
+    let refused = |answer: Option<String>, words: &str| {
+        assert!(answer.as_ref().is_some_and(|said| said.contains(words)), "{answer:?}")
+    };
+    for other in [slice("b", "shmesh.io"), json!({"spec": {"allNodes": true, "driver": "shmesh.io"}})] {
+        refused(answer(&driver, "CREATE", &other, &none), "of its own node");
+        refused(answer(&driver, "UPDATE", &ours, &other), "of its own node");
+        refused(answer(&driver, "DELETE", &none, &other), "of its own node");
+    }
+    refused(answer(&driver, "CREATE", &slice("a", "gpu.nvidia.com"), &none), "of shmesh.io");
+    let unbound = json!({"username": "system:serviceaccount:shmesh:shmesh-plugin"});
+    refused(answer(&unbound, "CREATE", &ours, &none), "names no node");
+    assert_eq!(
+        answer(&user("other", json!(["b"])), "CREATE", &ours, &none),
+        None,
+        "of others is not our matter"
+    );
 }

@@ -20,6 +20,8 @@ fn link(name: &'static str) -> impl Strategy<Value = Value> {
         Some("pool/radio"),
         Some("pool/wide"),
         Some("pool/none"),
+        Some("claim/du"),
+        Some("claim/Du"),
         Some("node"),
     ]);
     let side = mostly(vec![None, None, Some("primary"), Some("secondary")]);
@@ -39,8 +41,8 @@ fn link(name: &'static str) -> impl Strategy<Value = Value> {
     (scope, side, containers, pools, backing).prop_map(move |(scope, side, containers, pools, backing)| {
         let mut link = json!({"name": name});
         let members = link.as_object_mut().unwrap();
-        // A pool without a side is one refusal of many; it would hide the others.
-        let side = side.or(scope.filter(|scope| scope.starts_with("pool/")).map(|_| "primary"));
+        // A pool or claim without a side is one refusal of many; it would hide the others.
+        let side = side.or(scope.filter(|scope| scope.contains('/')).map(|_| "primary"));
         members.extend(scope.map(|scope| ("scope".into(), scope.into())));
         members.extend(side.map(|side| ("side".into(), side.into())));
         members.extend(containers.map(|names| ("containers".into(), names.into())));
@@ -102,6 +104,8 @@ fn pod() -> impl Strategy<Value = Value> {
         json!({"hostPID": true}),
         json!({"hostIPC": true}),
         json!({"hostUsers": false}),
+        json!({"resourceClaims": [{"name": "ipc", "resourceClaimName": "du"}, {"name": "shmesh"}]}),
+        json!({"resourceClaims": [{"name": "du", "resourceClaimTemplateName": "t"}]}),
         json!({"volumes": null}),
         json!({"initContainers": []}),
     ]);
@@ -120,9 +124,9 @@ fn pod() -> impl Strategy<Value = Value> {
     )
 }
 
-/// The pod shares a pool instead, or as well.
+/// The pod shares a pool or a claim instead, or as well.
 fn sharing_pod() -> impl Strategy<Value = Value> {
-    let pool = mostly(vec!["radio", "wide", "closed", "none", "", "claim/a", "pool/radio"]);
+    let pool = mostly(vec!["radio", "claim/du", "wide", "closed", "none", "", "claim/", "pool/radio"]);
     let library = mostly(vec![Some("posix"), None, None, None, Some("sysv")]);
     let preload = mostly(vec![
         json!(null),
@@ -162,6 +166,8 @@ fn nonsense() -> impl Strategy<Value = Value> {
             "1Gi",
             "radio",
             "posix",
+            "claim/du",
+            "du",
             "LD_PRELOAD"
         ])
         .prop_map(Value::from),
@@ -185,6 +191,9 @@ fn nonsense() -> impl Strategy<Value = Value> {
         "memory",
         "affinity",
         "labels",
+        "resourceClaims",
+        "resourceClaimName",
+        "claims",
         "securityContext",
     ]);
     leaf.prop_recursive(6, 64, 6, move |inner| {

@@ -1,0 +1,400 @@
+//! ResourceClaims for the links of pods, to be applied by hand.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use shmesh::Side;
+use shmesh::config::{PodLink, Position, Scope, pod_links};
+
+use crate::config::Config;
+use crate::manifest::{ManifestError, OutputFormat, PodName, visit_pods, written};
+use crate::plan::read;
+use crate::pod_claims::{check_name, has_own_users};
+use crate::refusal::Refusal;
+use shmesh_daemon::bytes::Bytes;
+
+/// The DeviceClass of the chart whose devices are directories.
+const CLASS: &str = "shmesh-domain";
+/// API version of the parameters, whatever the driver is called.
+const API_VERSION: &str = "shmesh.io/v1alpha1";
+/// Name of the claim's only request.
+const REQUEST: &str = "domain";
+/// Step of the capacity of a directory.
+const STEP: u64 = 2 << 20;
+/// Limit of the API server for the parameters of a driver.
+const MAX_PARAMETERS_BYTES: usize = 10 << 10;
+
+/// Which objects are written.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ClaimKind {
+    /// A ResourceClaim, for pods that name it.
+    Claim,
+    /// A ResourceClaimTemplate, from which each pod gets a claim of its own.
+    Template,
+}
+
+/// Writes a claim for the links of each pod and pod template of a text: of those in scope `claim/<name>` under that name, of
+/// all others under `name`, or else the name of the object.
+///
+/// # Errors
+/// A document cannot be parsed, a pod is refused, or no pod asks for links or a claim.
+///
+/// ```
+/// use shmesh_injector::{ClaimKind, claims, manifest::OutputFormat};
+/// let pod = "
+/// apiVersion: v1
+/// kind: Pod
+/// metadata:
+///   name: du
+///   annotations: {shmesh.io/links: '- {name: fronthaul, scope: claim/radio, side: primary}'}
+/// spec: {containers: [{name: phy, image: phy}]}
+/// ";
+/// let (text, _) = claims(pod, "default", None, &Default::default(), ClaimKind::Claim, OutputFormat::Yaml)?;
+/// assert!(text.contains("kind: ResourceClaim") && text.contains("name: radio"));
+/// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
+/// ```
+pub fn claims(
+    text: &str,
+    namespace: &str,
+    name: Option<&str>,
+    config: &Config,
+    kind: ClaimKind,
+    form: OutputFormat,
+) -> Result<(String, Vec<String>), ManifestError> {
+    let mut needs = ClaimNeeds { config, name, claims: BTreeMap::new() };
+    let mut refused = Vec::new();
+    let warnings = visit_pods(text, namespace, config, |pod, named| {
+        if let Err(refusal) = needs.add(pod, named) {
+            refused.push((named.shown.to_owned(), refusal));
+        }
+    })?;
+    if !refused.is_empty() {
+        return Err(ManifestError::Refused(refused));
+    }
+    if needs.claims.is_empty() {
+        return Err(ManifestError::NoClaim {
+            links: config.annotation("links"),
+            share: config.annotation("share"),
+        });
+    }
+    let objects = needs.claims.iter().map(|((namespace, name), need)| {
+        object(namespace, name, need, config, kind)
+            .map_err(|what| ManifestError::ClaimTooLarge { claim: name.clone(), what })
+    });
+    Ok((written(objects.collect::<Result<_, _>>()?, form)?, warnings))
+}
+
+/// What pods need of one claim.
+#[derive(Debug)]
+struct ClaimNeed {
+    /// By name, as read and as written in the annotation.
+    links: BTreeMap<String, (PodLink, Value)>,
+    has_own_users: bool,
+}
+
+/// What the pods of a text need of each claim.
+struct ClaimNeeds<'a> {
+    config: &'a Config,
+    /// Name of the claim for links in no claim.
+    name: Option<&'a str>,
+    /// By namespace and name of the claim.
+    claims: BTreeMap<(String, String), ClaimNeed>,
+}
+
+impl ClaimNeeds<'_> {
+    fn add(&mut self, pod: &Value, named: PodName<'_>) -> Result<(), Refusal> {
+        let share = self.config.annotation("share");
+        if let Some(claim) = read(pod, &share)?.and_then(|text| text.trim().strip_prefix("claim/")) {
+            self.need(pod, named, claim)
+                .map_err(|(what, remedy)| Refusal::new(&share, Position::default(), "claim", what, remedy))?;
+        }
+        let annotation = self.config.annotation("links");
+        let Some(text) = read(pod, &annotation)? else { return Ok(()) };
+        let links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
+        // What was read above is a list of as many objects.
+        let options = serde_saphyr::options! { strict_booleans: true };
+        let values: Vec<Map<String, Value>> =
+            serde_saphyr::from_str_with_options(text, options).unwrap_or_default();
+        for (link, mut value) in links.into_iter().zip(values) {
+            let claim = match &link.scope {
+                Scope::Claim(name) => name.as_str(),
+                Scope::Pod | Scope::Pool(_) => self.name.unwrap_or(named.object),
+            };
+            let link_name = link.config.name.to_string();
+            let at = link.places.link;
+            let refuse = |(what, remedy): (String, String)| {
+                Refusal::new(&annotation, at, "claim", format!("link {link_name}: {what}"), remedy)
+            };
+            let need = self.need(pod, named, claim).map_err(refuse)?;
+            for key in ["scope", "side", "containers"] {
+                value.remove(key);
+            }
+            if let Some(mode) = value.get_mut("memory").and_then(|memory| memory.get_mut("file_mode")) {
+                // YAML takes a mode without quotes for a number.
+                *mode = format!("{:04o}", link.config.file_mode).into();
+            }
+            match need.links.get(&link_name) {
+                Some((other, _)) if other.side == Side::Primary && link.side == Side::Primary => {
+                    let what = format!("claim {claim} has two primaries of it, and one directory");
+                    return Err(refuse((
+                        what,
+                        "make one of them the secondary, or give them two claims".to_owned(),
+                    )));
+                }
+                // The configuration of the primary counts.
+                Some((other, _)) if other.side == Side::Primary => {}
+                _ => {
+                    need.links.insert(link_name, (link, value.into()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what is needed of a claim so far; the error is the problem and the remedy.
+    fn need(
+        &mut self,
+        pod: &Value,
+        named: PodName<'_>,
+        claim: &str,
+    ) -> Result<&mut ClaimNeed, (String, String)> {
+        check_name(claim)?;
+        let has_own_users = has_own_users(pod);
+        let new = || ClaimNeed { links: BTreeMap::new(), has_own_users };
+        let need = self.claims.entry((named.namespace.to_owned(), claim.to_owned())).or_insert_with(new);
+        if need.has_own_users != has_own_users {
+            let what = format!(
+                "claim {claim} is for pods with hostUsers: false and for others, and it has one mount for all"
+            );
+            return Err((what, "give all of its pods the same hostUsers, or two claims".to_owned()));
+        }
+        Ok(need)
+    }
+}
+
+fn object(
+    namespace: &str,
+    name: &str,
+    ClaimNeed { links, has_own_users }: &ClaimNeed,
+    config: &Config,
+    kind: ClaimKind,
+) -> Result<Value, String> {
+    let mut request = json!({ "deviceClassName": CLASS });
+    let mut devices = json!({});
+    let mut parameters = json!({ "apiVersion": API_VERSION, "kind": "DomainConfig" });
+    if *has_own_users {
+        parameters["userNamespaces"] = "always".into();
+    }
+    if !links.is_empty() {
+        let bytes = links.values().map(|(link, _)| link.config.segment_bytes()).fold(0, u64::saturating_add);
+        let bytes = bytes.checked_next_multiple_of(STEP).unwrap_or(bytes);
+        request["capacity"] = json!({ "requests": { "bytes": Bytes(bytes).to_string() } });
+        parameters["links"] = links.values().map(|(_, value)| value.clone()).collect();
+    }
+    if *has_own_users || !links.is_empty() {
+        let size = parameters.to_string().len();
+        if size > MAX_PARAMETERS_BYTES {
+            return Err(format!(
+                "its {} links are {size} bytes as parameters of the driver, and the limit of Kubernetes is \
+                 {MAX_PARAMETERS_BYTES}; give some of them another claim",
+                links.len()
+            ));
+        }
+        devices["config"] = json!([
+            { "requests": [REQUEST], "opaque": { "driver": config.domain, "parameters": parameters } },
+        ]);
+    }
+    devices["requests"] = json!([{ "name": REQUEST, "exactly": request }]);
+    let spec = json!({ "devices": devices });
+    let (kind, spec) = match kind {
+        ClaimKind::Claim => ("ResourceClaim", spec),
+        ClaimKind::Template => ("ResourceClaimTemplate", json!({ "spec": spec })),
+    };
+    Ok(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": kind,
+        "metadata": { "name": name, "namespace": namespace },
+        "spec": spec,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+
+    use super::*;
+
+    const PODS: &str = "
+apiVersion: v1
+kind: Pod
+metadata:
+  name: l1
+  namespace: radio
+  annotations:
+    shmesh.io/links: |
+      - name: a
+        scope: claim/du
+        side: primary
+        containers: [phy]
+        pools: {cpu_msg: {pool_len: 64}}
+        memory: {file_mode: 0600, huge_pages: off}
+      - {name: b, scope: claim/du, side: secondary}
+spec: {containers: [{name: phy}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: l2, namespace: radio}
+spec:
+  template:
+    metadata:
+      annotations:
+        shmesh.io/links: |
+          - {name: a, scope: claim/du, side: secondary, pools: {cpu_msg: {pool_len: 8}}}
+          - {name: b, scope: claim/du, side: primary, backing: memfd}
+          - {name: inner}
+    spec: {containers: [{name: mac}]}
+";
+
+    fn made(text: &str, name: Option<&str>, kind: ClaimKind) -> Vec<Value> {
+        let (text, warnings) =
+            claims(text, "default", name, &Config::default(), kind, OutputFormat::Json).unwrap();
+        assert_eq!(warnings, [""; 0]);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        match value.get("items") {
+            Some(items) => items.as_array().unwrap().clone(),
+            None => vec![value],
+        }
+    }
+
+    fn refused(text: &str) -> String {
+        claims(text, "default", None, &Config::default(), ClaimKind::Claim, OutputFormat::Yaml)
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn claims_have_the_links_of_all_pods() {
+        let all = made(PODS, Some("inside"), ClaimKind::Claim);
+        let of = |claim: &Value| (claim["metadata"]["namespace"].clone(), claim["metadata"]["name"].clone());
+        assert_eq!(
+            all.iter().map(of).collect::<Vec<_>>(),
+            [("radio".into(), "du".into()), ("radio".into(), "inside".into())]
+        );
+        let devices = &all[0]["spec"]["devices"];
+        let [config] = &devices["config"].as_array().unwrap()[..] else { panic!("{devices}") };
+        assert_eq!(
+            (&config["requests"], &config["opaque"]["driver"]),
+            (&json!(["domain"]), &json!("shmesh.io"))
+        );
+        let parameters = &config["opaque"]["parameters"];
+        assert_eq!(parameters["apiVersion"], "shmesh.io/v1alpha1");
+        assert_eq!(
+            parameters["links"],
+            json!([
+                {"name": "a", "pools": {"cpu_msg": {"pool_len": 64}}, "memory": {"file_mode": "0600", "huge_pages": "off"}},
+                {"name": "b", "backing": "memfd"},
+            ]),
+            "of the primaries"
+        );
+        // The links in the claim are those of the annotation.
+        let again = pod_links(&parameters["links"].to_string()).unwrap();
+        let bytes =
+            again.iter().map(|link| link.config.segment_bytes()).sum::<u64>().next_multiple_of(2 << 20);
+        assert_eq!(again[0].config.file_mode, 0o600);
+        let exactly = &devices["requests"][0]["exactly"];
+        assert_eq!(exactly["capacity"]["requests"]["bytes"], Bytes(bytes).to_string());
+        assert_eq!(exactly["deviceClassName"], "shmesh-domain");
+    }
+
+    #[test]
+    fn objects_are_of_the_api() {
+        for claim in made(PODS, None, ClaimKind::Claim) {
+            let typed: ResourceClaim = serde_json::from_value(claim.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&typed).unwrap(), claim, "no key is unknown");
+        }
+        for template in made(PODS, None, ClaimKind::Template) {
+            let typed: ResourceClaimTemplate = serde_json::from_value(template.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&typed).unwrap(), template, "no key is unknown");
+        }
+    }
+
+    #[test]
+    fn names_come_from_scope_option_and_object() {
+        let names = |name| {
+            let all = made(PODS, name, ClaimKind::Claim);
+            all.iter().map(|claim| claim["metadata"]["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(None), ["du", "l2"]);
+        let all = made(PODS, Some("du"), ClaimKind::Claim);
+        assert_eq!(
+            all[0]["spec"]["devices"]["config"][0]["opaque"]["parameters"]["links"][2]["name"],
+            "inner"
+        );
+    }
+
+    #[test]
+    fn shared_claim_without_links_has_the_default_size() {
+        let pod = "kind: Pod\nmetadata: {name: p, annotations: {shmesh.io/share: claim/triton}}\nspec: {containers: [{name: a}]}\n";
+        let [claim] = &made(pod, None, ClaimKind::Claim)[..] else { panic!() };
+        assert_eq!(claim["metadata"], json!({"name": "triton", "namespace": "default"}));
+        assert_eq!(
+            claim["spec"]["devices"],
+            json!({"requests": [{"name": "domain", "exactly": {"deviceClassName": "shmesh-domain"}}]})
+        );
+    }
+
+    #[test]
+    fn pods_with_user_namespaces_get_another_mount() {
+        let pod = |name: &str, users| {
+            format!(
+                "---\nkind: Pod\nmetadata: {{name: {name}, annotations: {{shmesh.io/share: claim/du}}}}\n\
+                 spec: {{hostUsers: {users}, containers: [{{name: a}}]}}\n"
+            )
+        };
+        let [claim] = &made(&(pod("p", false) + &pod("q", false)), None, ClaimKind::Claim)[..] else {
+            panic!()
+        };
+        let parameters = &claim["spec"]["devices"]["config"][0]["opaque"]["parameters"];
+        assert_eq!(
+            parameters,
+            &json!({"apiVersion": "shmesh.io/v1alpha1", "kind": "DomainConfig", "userNamespaces": "always"})
+        );
+        assert!(
+            refused(&(pod("p", false) + &pod("q", true))).contains("give all of its pods the same hostUsers")
+        );
+    }
+
+    #[test]
+    fn impossible_claims_are_refused() {
+        let two = PODS.replace(
+            "{name: b, scope: claim/du, side: secondary}",
+            "{name: b, scope: claim/du, side: primary}",
+        );
+        let said = refused(&two);
+        assert!(said.starts_with("Deployment radio/l2: metadata.annotations[shmesh.io/links]: link b: claim du has two primaries"), "{said}");
+        let pod = |links: &str| {
+            format!(
+                "kind: Pod\nmetadata: {{name: P, annotations: {{shmesh.io/links: '{links}'}}}}\nspec: {{containers: [{{name: a}}]}}\n"
+            )
+        };
+        assert!(refused(&pod("- name: a")).contains("\"P\" is not the name of a ResourceClaim"));
+        assert!(refused(&pod("- name: a/b")).contains("(line 1, column 9)"));
+        assert!(refused("kind: ConfigMap\n").contains("no pod has the annotation shmesh.io/links"));
+        // 48 links with every key are more than the API server takes.
+        let keys = "pools: {cpu_msg: {buf_size_bytes: 4096, pool_len: 16}, cpu_data: {buf_size_bytes: 65536, pool_len: 16}, \
+                    cpu_large: {buf_size_bytes: 131072, pool_len: 16}}, ring: {len: 64, mode: spsc}, memory: {prefault: false}, \
+                    notify: {enabled: true, spin_us: 50}";
+        let many: String = (0..48)
+            .map(|at| format!("\n    - {{name: l{at}, scope: claim/du, side: primary, {keys}}}"))
+            .collect();
+        let text = format!(
+            "kind: Pod\nmetadata:\n  name: p\n  annotations:\n   shmesh.io/links: |{many}\nspec: {{containers: [{{name: a}}]}}\n"
+        );
+        let said = refused(&text);
+        assert!(
+            said.starts_with("claim du: its 48 links are ")
+                && said.contains("the limit of Kubernetes is 10240; give some"),
+            "{said}"
+        );
+    }
+}
