@@ -34,7 +34,8 @@ Signals: SIGTERM and SIGINT drain and exit, SIGHUP reloads the file of pods.
 
 const RUN: &str = "\
 Advertises shared memory (<domain>/shm), pools (<domain>/<pool>) and IPC slots of GPUs and NPUs to the kubelet, and runs the
-identity service of the node in the same process. The configuration comes from a YAML file, --set, or both; all keys have
+identity service of the node in the same process. With `mode: dra` in the configuration it is a DRA driver instead: it publishes
+ResourceSlices, and gives each ResourceClaim a directory and a group of its own. The configuration comes from a YAML file, --set, or both; all keys have
 defaults. `shmesh-plugin schema` prints its schema, which the chart uses too.
 
 Run it as uid 0 without capabilities, with the directories of the node mounted below hostRoot and the groups of all pools in
@@ -144,9 +145,12 @@ pub(crate) struct RunArgs {
     /// Address for /livez, /readyz, /metrics and /log-level; not served by default
     #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
     pub(crate) admin: Option<SocketAddr>,
-    /// Name of this node, about which Kubernetes Events are written; without it none are written
+    /// Name of this node, about which Kubernetes Events are written; without it none are written. Required for mode: dra
     #[arg(long, env = "SHMESH_NODE", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) node: Option<String>,
+    /// Uid of this pod, which distinguishes instances of the DRA driver on a node; the process id by default
+    #[arg(long, env = "POD_UID", value_name = "UID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) pod_uid: Option<String>,
 }
 
 /// Options of `shmesh-plugin identity`.

@@ -171,7 +171,8 @@ impl EventWriter {
     }
 }
 
-async fn connect() -> Result<Client> {
+/// Connects to the API server of this cluster.
+pub(crate) async fn connect() -> Result<Client> {
     let mut config = Config::infer().await.context("no API server is configured")?;
     config.connect_timeout = Some(TIMEOUT);
     config.read_timeout = Some(TIMEOUT);

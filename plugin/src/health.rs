@@ -95,7 +95,7 @@ impl HealthChecker<'_> {
 
     fn pool(&self, pool: &Pool) -> Result<()> {
         let directory = self.config.seen(&pool.directory);
-        pools::prepare(&directory, pool.gid, self.config.cdi.enabled)?;
+        pools::prepare("pool", &directory, pool.gid, self.config.cdi.enabled)?;
         let free = pools::free(&directory)?;
         self.metrics.pool_free(&pool.name, free);
         let Some(asked) = self.config.pools.iter().find(|one| one.name == pool.name) else { return Ok(()) };

@@ -7,6 +7,7 @@
 //! | `devices/` | hardware of the node: memory, NUMA nodes, GPUs, NPUs |
 //! | `resource/` | advertised resources and allocations; pure |
 //! | `cdi/` | CDI specifications for the container runtime |
+//! | `domain/` | the DRA driver: claims, their directories, the devices of the node's slices |
 //! | `pools/` | directories of pools: creation, usage, garbage collection |
 //! | `kubelet/` | registration and gRPC service of one resource |
 //! | `health.rs` | health checks of advertised devices |
@@ -24,6 +25,7 @@ mod args;
 mod cdi;
 mod config;
 mod devices;
+mod domain;
 mod events;
 mod health;
 mod identity;

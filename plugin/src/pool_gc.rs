@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use crate::REPEATED_LOG;
 use crate::config::Config;
+use crate::domain::SharedClaims;
 use crate::events::{EventType, Events};
 use crate::kubelet::{AllocationTimes, held};
 use crate::metrics::Metrics;
@@ -34,11 +35,17 @@ pub(crate) async fn run(
     allocation_times: Arc<AllocationTimes>,
     metrics: Metrics,
     events: Events,
+    claims: Option<SharedClaims>,
 ) {
     let mut pools = HashMap::<String, PoolState>::new();
     let mut log = REPEATED_LOG;
     loop {
-        collect(&resources, &allocation_times, &metrics, &events, &mut pools, &mut log).await;
+        if let Some(claims) = claims.clone() {
+            // On a blocking thread: a claim may have left many files.
+            let _ = tokio::task::spawn_blocking(move || claims.collect()).await;
+        }
+        collect(&resources, &allocation_times, &metrics, &events, claims.as_ref(), &mut pools, &mut log)
+            .await;
         let every = resources.borrow().0.sweep.interval_seconds;
         tokio::time::sleep(Duration::from_secs(every.into())).await;
     }
@@ -49,12 +56,18 @@ async fn collect(
     allocation_times: &Arc<AllocationTimes>,
     metrics: &Metrics,
     events: &Events,
+    claims: Option<&SharedClaims>,
     pools: &mut HashMap<String, PoolState>,
     log: &mut LogLimit,
 ) {
     let (config, resources) = resources.borrow().clone();
     let asked = SystemTime::now();
-    let held = match held(&config.seen(&config.kubelet.pod_resources_socket)).await {
+    // The kubelet lists devices of device plugins; pools of claims are in the store.
+    let held = match claims {
+        Some(claims) => claims.held_pools(&config.domain),
+        None => held(&config.seen(&config.kubelet.pod_resources_socket)).await,
+    };
+    let held = match held {
         Ok(held) => held,
         Err(error) => {
             // Without the list, no pod is known to be dead.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::cdi::{CdiDevices, SpecFiles};
-use crate::config::{Config, Limits, Override, Pool, stamp};
+use crate::config::{Config, FrontEnd, Limits, Override, Pool, stamp};
 use crate::devices::{self, Accelerator, DeviceInventory, NodeRoots, fake};
 use crate::events::EventType;
 use crate::health::HealthChecker;
@@ -145,7 +145,12 @@ impl Reconciler {
                 );
             }
             if let ResourceKind::Pool(pool) = &resource.kind {
-                pools::prepare(&self.config.seen(&pool.directory), pool.gid, self.config.cdi.enabled)?;
+                pools::prepare(
+                    "pool",
+                    &self.config.seen(&pool.directory),
+                    pool.gid,
+                    self.config.cdi.enabled,
+                )?;
             }
         }
         self.wanted = CdiDevices::for_resources(&planned, &self.config.identity.directory);
@@ -218,7 +223,9 @@ impl Reconciler {
         let mut offered = Vec::with_capacity(resources.len());
         for resource in resources {
             self.node.metrics.offered(&resource);
-            offered.push(self.offer(resource));
+            // The DRA driver publishes slices instead.
+            let is_plugin = self.config.mode == FrontEnd::DevicePlugin;
+            offered.push(if is_plugin { self.offer(resource) } else { resource });
         }
         self.resources.send_replace((self.config.clone(), offered));
     }
@@ -336,12 +343,12 @@ impl Reconciler {
         let loaded = loaded.and_then(|loaded| loaded.map_err(Into::into));
         let outcome = loaded.context("keeping the previous configuration").and_then(|config| {
             let fixed = |config: &Config| {
-                let Config { host_root, kubelet, cdi, identity, .. } = config.clone();
-                (host_root, kubelet, cdi, identity, AllocateSettings::of(config))
+                let Config { mode, dra, host_root, kubelet, cdi, identity, .. } = config.clone();
+                (mode, dra, host_root, kubelet, cdi, identity, AllocateSettings::of(config))
             };
             ensure!(
                 fixed(&config) == fixed(&self.config),
-                "keeping the previous configuration: domain, hostRoot, kubelet, cdi and identity can only be changed by a restart"
+                "keeping the previous configuration: domain, mode, dra, hostRoot, kubelet, cdi and identity can only be changed by a restart"
             );
             for pool in &config.pools {
                 let given = |pool: &Pool, config: &Config| {

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::args::{IdentityArgs, RunArgs};
-use crate::config::{Config, Limits, Registration, schema};
+use crate::config::{Config, FrontEnd, Limits, Registration, schema};
+use crate::domain::{DomainDriver, DomainService, open_claims};
 use crate::events::{Events, log_destination};
 use crate::identity::IdentityService;
 use crate::kubelet::{AllocationTimes, Mode, NodeContext, PluginLock, remove_stale};
@@ -53,6 +54,10 @@ pub(crate) fn run(args: &RunArgs, filter: LogFilter) -> Result<(), RunError> {
     if args.check {
         info!("the configuration is valid");
         return Ok(());
+    }
+    if config.mode == FrontEnd::Dra && args.node.is_none() {
+        let what = "mode: dra needs the name of the node: give --node, or set SHMESH_NODE from spec.nodeName";
+        return Err(RunError::Config(anyhow!(what)));
     }
     let identity = identity(&config)?;
     let runtime =
@@ -120,22 +125,31 @@ async fn serve(
     let about = |node: &String| Events::about(node, &config.domain, metrics.clone());
     let events = args.node.as_ref().map(about).unwrap_or_default();
     let node = node(&config, metrics.clone(), events.clone());
-    let lock = PluginLock::take(&node.sockets, &config.domain)
+    let is_dra = config.mode == FrontEnd::Dra;
+    let lock_directory = if is_dra { config.state_directory() } else { node.sockets.clone() };
+    if is_dra {
+        std::fs::create_dir_all(&lock_directory).map_err(failed("cannot create dra.stateDirectory"))?;
+    }
+    let lock = PluginLock::take(&lock_directory, &config.domain)
         .map_err(failed("cannot lock the kubelet's directory"))?;
     let _lock = lock.ok_or_else(|| {
-        let dir = node.sockets.display();
+        let dir = lock_directory.display();
         RunError::Environment(anyhow!(
             "another plugin of domain {} runs on this node and holds the lock in {dir}; stop it first",
             config.domain
         ))
     })?;
-    remove_stale(&node.sockets, &config.domain)
-        .map_err(failed("cannot remove sockets of an earlier plugin"))?;
+    if !is_dra {
+        remove_stale(&node.sockets, &config.domain)
+            .map_err(failed("cannot remove sockets of an earlier plugin"))?;
+    }
 
     let readiness = Readiness::default();
     let latch = readiness.latch("kubelet");
     let mut registry = Registry::default();
     metrics.register(&mut registry);
+    let claims = is_dra.then(|| open_claims(&config, &mut registry)).transpose();
+    let claims = claims.map_err(RunError::Environment)?;
     let admin = Admin { readiness, metrics: Arc::new(registry), log: Some(filter) };
     if let Some(address) = args.admin {
         let listener = tokio::net::TcpListener::bind(address).await;
@@ -150,6 +164,7 @@ async fn serve(
     let identity = identity.map(IdentityService::listen).transpose().map_err(RunError::Failed)?;
     let allocation_times = Arc::clone(&node.allocation_times);
     log_cdi_requirements(&config);
+    let (domain, memory) = (config.domain.clone(), source.limits.memory);
     let mut reconciler = Reconciler::new(source, config, node);
     let begun = tokio::select! {
         biased;
@@ -168,13 +183,36 @@ async fn serve(
             );
         }
     }
-    let served = reconciler.all_served();
-    tokio::spawn(async move {
-        served.await;
-        latch.open();
-        info!("ready: all resources are registered with the kubelet");
-    });
-    tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events));
+    let dra = match (&claims, &args.node) {
+        (Some(claims), Some(node)) => {
+            let driver = DomainDriver {
+                domain,
+                node: node.clone(),
+                claims: claims.clone(),
+                resources: resources.clone(),
+                allocation_times: Arc::clone(&allocation_times),
+            };
+            let instance = args.pod_uid.clone().unwrap_or_else(|| std::process::id().to_string());
+            let service = DomainService { driver, instance, memory };
+            let stop = stop.clone();
+            Some(tokio::spawn(async move {
+                let outcome = service.run(move || latch.open(), stop.clone()).await;
+                // Without it the plugin is of no use.
+                stop.cancel();
+                outcome
+            }))
+        }
+        _ => {
+            let served = reconciler.all_served();
+            tokio::spawn(async move {
+                served.await;
+                latch.open();
+                info!("ready: all resources are registered with the kubelet");
+            });
+            None
+        }
+    };
+    tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events, claims));
     let (to_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move {
         while hup.recv().await.is_some() {
@@ -210,8 +248,12 @@ async fn serve(
             }
         }
     };
+    let served = match dra {
+        Some(dra) => dra.await.context("the DRA driver panicked").and_then(|outcome| outcome),
+        None => Ok(()),
+    };
     info!("shut down");
-    outcome.map_err(RunError::Failed)
+    outcome.and(served).map_err(RunError::Failed)
 }
 
 fn ended(outcome: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {

@@ -10,12 +10,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{agent, pool, shm};
+use super::{Device, agent, pool, shm};
 use crate::config::Bytes;
 use crate::resource::{Pool, Resource, ResourceKind};
 
 /// CDI version per class: the lowest one with the fields in use (`additionalGids` needs 0.7.0).
-const VERSIONS: [(&str, &str); 3] = [("shm", "0.6.0"), ("pool", "0.7.0"), ("agent", "0.6.0")];
+const VERSIONS: [(&str, &str); 4] =
+    [("shm", "0.6.0"), ("pool", "0.7.0"), ("agent", "0.6.0"), (CLAIM, "0.7.0")];
+/// Class of the devices of claims, which have a file for each claim.
+pub(crate) const CLAIM: &str = "claim";
 
 /// The CDI devices that the specification files must contain.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -81,21 +84,58 @@ impl SpecFiles {
 
     /// Writes all files. Existing devices are kept, because a restarting container may still need them.
     pub(crate) fn write(&self, wanted: &CdiDevices) -> Result<()> {
-        fs::create_dir_all(&self.directory)
-            .with_context(|| format!("cannot create the CDI directory {}", self.directory.display()))?;
+        self.create_directory()?;
         if let Some((unit, count)) = wanted.shm {
             let mut sizes: BTreeSet<u64> = (1..=count).map(|units| unit * units).collect();
             sizes.extend(self.sizes_described());
-            self.replace("shm", sizes.iter().copied().map(shm))?;
+            self.replace("shm", "shm", sizes.iter().copied().map(shm))?;
         }
         if !wanted.pools.is_empty() {
             let mut pools: BTreeMap<_, _> = self.pools_described();
             for one in &wanted.pools {
                 pools.insert(one.name.clone(), serde_json::to_value(pool(one))?);
             }
-            self.replace("pool", pools.values())?;
+            self.replace("pool", "pool", pools.values())?;
         }
-        self.replace("agent", std::iter::once(agent(&wanted.agent)))
+        self.replace("agent", "agent", std::iter::once(agent(&wanted.agent)))
+    }
+
+    fn create_directory(&self) -> Result<()> {
+        fs::create_dir_all(&self.directory)
+            .with_context(|| format!("cannot create the CDI directory {}", self.directory.display()))
+    }
+
+    /// Writes the devices of a claim.
+    pub(crate) fn write_claim(&self, uid: &str, devices: &[Device]) -> Result<()> {
+        self.create_directory()?;
+        self.replace(&format!("{CLAIM}-{uid}"), CLAIM, devices.iter())
+    }
+
+    /// Removes the devices of a claim, if there are any.
+    pub(crate) fn remove_claim(&self, uid: &str) -> Result<()> {
+        let path = self.path(&format!("{CLAIM}-{uid}"));
+        for path in [path.with_extension("new"), path] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error)
+                        .with_context(|| format!("cannot remove the CDI specification {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the uids of the claims that have a file, or the rest of one.
+    pub(crate) fn claims(&self) -> BTreeSet<String> {
+        let prefix = format!("{}-{CLAIM}-", self.domain);
+        let uid = |name: &str| {
+            let rest = name.strip_prefix(&prefix)?;
+            let uid = rest.strip_suffix(".json").or_else(|| rest.strip_suffix(".new"))?;
+            Some(uid.to_owned())
+        };
+        let Ok(entries) = fs::read_dir(&self.directory) else { return BTreeSet::new() };
+        entries.flatten().filter_map(|entry| uid(entry.file_name().to_str()?)).collect()
     }
 
     fn sizes_described(&self) -> Vec<u64> {
@@ -129,10 +169,16 @@ impl SpecFiles {
         is_described && self.path("agent").exists()
     }
 
-    fn replace(&self, class: &str, devices: impl Iterator<Item = impl Serialize> + Clone) -> Result<()> {
-        let path = self.path(class);
+    /// Replaces the file of this name by one with devices of a class.
+    fn replace(
+        &self,
+        name: &str,
+        class: &str,
+        devices: impl Iterator<Item = impl Serialize> + Clone,
+    ) -> Result<()> {
+        let path = self.path(name);
         // An unchanged file is not rewritten: the disk may be full, and the runtime would reload it.
-        if self.is_unchanged(class, devices.clone()) {
+        if self.is_unchanged(&path, class, devices.clone()) {
             return Ok(());
         }
         // Without the suffix `.json` the runtime ignores the file until the rename.
@@ -152,8 +198,8 @@ impl SpecFiles {
         outcome.with_context(|| format!("cannot write the CDI specification {}", path.display()))
     }
 
-    fn is_unchanged(&self, class: &str, devices: impl Iterator<Item = impl Serialize>) -> bool {
-        let Ok(file) = File::open(self.path(class)) else { return false };
+    fn is_unchanged(&self, path: &Path, class: &str, devices: impl Iterator<Item = impl Serialize>) -> bool {
+        let Ok(file) = File::open(path) else { return false };
         let mut same = Comparer(BufReader::new(file));
         self.print(&mut same, class, devices).is_ok() && same.0.fill_buf().is_ok_and(<[u8]>::is_empty)
     }

@@ -14,7 +14,7 @@ mod files;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use files::{CdiDevices, SpecFiles};
+pub(crate) use files::{CLAIM, CdiDevices, SpecFiles};
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::config::{Bytes, UserNamespaces};
 use crate::resource::Pool;
-use crate::resource::allocate::{AGENT_DEVICE, AGENT_DIR};
+use crate::resource::allocate::{AGENT_DEVICE, AGENT_DIR, AGENT_SOCKET};
 
 /// A CDI device with its container edits.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +36,8 @@ pub(crate) struct Device {
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Edits {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mounts: Vec<Mount>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -69,38 +71,86 @@ fn shm(bytes: u64) -> Device {
     };
     Device {
         name: Bytes(bytes).to_string(),
-        container_edits: Edits { mounts: vec![mount], additional_gids: Vec::new() },
+        container_edits: Edits { mounts: vec![mount], ..Edits::default() },
     }
 }
 
 /// The directory of a pool, with the group of the pool.
 fn pool(pool: &Pool) -> Device {
-    let mapped: &[&str] = match pool.user_namespaces {
+    // In mixed mode the kubelet creates the mount from the Allocate response, mapped for each pod as needed.
+    let mounts = if pool.user_namespaces == UserNamespaces::Mixed {
+        Vec::new()
+    } else {
+        vec![shared(&pool.directory, &pool.mount_path, pool.user_namespaces)]
+    };
+    let container_edits = Edits { mounts, additional_gids: vec![pool.gid], ..Edits::default() };
+    Device { name: pool.name.clone(), container_edits }
+}
+
+/// The mount of a directory that containers of several pods share.
+fn shared(directory: &Path, mount_path: &Path, user_namespaces: UserNamespaces) -> Mount {
+    let mapped: &[&str] = match user_namespaces {
         UserNamespaces::Never => &["rprivate"],
         UserNamespaces::Always => &["rprivate", "idmap"],
         UserNamespaces::Mixed => &[],
     };
-    let mount = Mount {
-        host_path: pool.directory.to_string_lossy().into_owned(),
-        container_path: pool.mount_path.to_string_lossy().into_owned(),
+    Mount {
+        host_path: directory.to_string_lossy().into_owned(),
+        container_path: mount_path.to_string_lossy().into_owned(),
         kind: "none",
         options: options(&["rbind", "rw"], mapped),
-    };
-    // In mixed mode the kubelet creates the mount from the Allocate response, mapped for each pod as needed.
-    let mounts = if pool.user_namespaces == UserNamespaces::Mixed { Vec::new() } else { vec![mount] };
-    Device { name: pool.name.clone(), container_edits: Edits { mounts, additional_gids: vec![pool.gid] } }
+    }
+}
+
+/// What a claim gives to a container: environment, and at most one directory with its group. Every claim also gives
+/// the identity service.
+#[derive(Clone, Debug)]
+pub(crate) struct ClaimEdits<'a> {
+    /// Name of the CDI device.
+    pub(crate) name: String,
+    /// Environment in the form `NAME=value`.
+    pub(crate) env: Vec<String>,
+    pub(crate) directory: Option<ClaimDirectory<'a>>,
+    /// Directory of the identity service on the node.
+    pub(crate) agent: &'a Path,
+}
+
+/// A directory that a claim gives to a container.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClaimDirectory<'a> {
+    /// Directory on the node.
+    pub(crate) directory: &'a Path,
+    pub(crate) mount_path: &'a Path,
+    pub(crate) gid: u32,
+    pub(crate) user_namespaces: UserNamespaces,
+}
+
+impl From<ClaimEdits<'_>> for Device {
+    fn from(claim: ClaimEdits<'_>) -> Self {
+        let mut env = claim.env;
+        env.push(format!("SHMESH_IDENTITY={AGENT_DIR}/{AGENT_SOCKET}"));
+        if let Some(given) = claim.directory {
+            env.push(format!("SHMESH_DIR={}", given.mount_path.display()));
+        }
+        let mount =
+            |given: ClaimDirectory<'_>| shared(given.directory, given.mount_path, given.user_namespaces);
+        let mounts = claim.directory.map(mount).into_iter().chain([agent_mount(claim.agent)]).collect();
+        let additional_gids = claim.directory.iter().map(|given| given.gid).collect();
+        Self { name: claim.name, container_edits: Edits { env, mounts, additional_gids } }
+    }
 }
 
 /// The read-only directory of the identity service.
 fn agent(directory: &Path) -> Device {
-    let mount = Mount {
+    let container_edits = Edits { mounts: vec![agent_mount(directory)], ..Edits::default() };
+    Device { name: AGENT_DEVICE.into(), container_edits }
+}
+
+fn agent_mount(directory: &Path) -> Mount {
+    Mount {
         host_path: directory.to_string_lossy().into_owned(),
         container_path: AGENT_DIR.into(),
         kind: "none",
         options: options(&["rbind", "ro"], &["rprivate"]),
-    };
-    Device {
-        name: AGENT_DEVICE.into(),
-        container_edits: Edits { mounts: vec![mount], additional_gids: Vec::new() },
     }
 }

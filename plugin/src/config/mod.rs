@@ -23,7 +23,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use quantity::Budget;
-pub(crate) use rules::{Limits, default_gid};
+pub(crate) use rules::{Limits, check_mount_path, default_gid};
+pub(crate) use shape::conform;
 pub(crate) use shmesh_daemon::bytes::Bytes;
 pub(crate) use source::{Override, stamp};
 
@@ -33,6 +34,10 @@ pub(crate) use source::{Override, stamp};
 pub(crate) struct Config {
     /// Domain of the resource names: the part before the `/`.
     pub(crate) domain: String,
+    /// What serves the kubelet: the device plugin, or the DRA driver. One of them per node.
+    pub(crate) mode: FrontEnd,
+    /// The DRA driver, for `mode: dra`.
+    pub(crate) dra: Dra,
     /// Where the root directory of the node is mounted in the plugin's container. All other paths are paths
     /// of the node.
     pub(crate) host_root: PathBuf,
@@ -58,6 +63,45 @@ pub(crate) struct Config {
     pub(crate) health: Health,
     /// Garbage collection of pools: removing files of dead pods.
     pub(crate) sweep: Sweep,
+}
+
+/// What serves the kubelet. A node has one of them, because a resource name must not come from both.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum FrontEnd {
+    /// The device plugin: counted resources in `resources.limits`. Works with every Kubernetes.
+    DevicePlugin,
+    /// The DRA driver: ResourceClaims with a directory and bytes of their own. Needs Kubernetes 1.36.
+    Dra,
+}
+
+/// The DRA driver. Its name is `domain`.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Dra {
+    /// Parent of the directories of claims; must be on a tmpfs, and nothing else may be in it.
+    pub(crate) directory: PathBuf,
+    /// Memory that claims can reserve, in bytes or as a share of the node's memory.
+    pub(crate) budget: Budget,
+    /// How many claims can have a directory at the same time.
+    pub(crate) attachments: u32,
+    /// Groups, one of which each claim gets. All of them must be supplemental groups of the plugin.
+    pub(crate) gids: GidRange,
+    /// Directory of the sockets of DRA drivers. This one, `stateDirectory` and `kubelet.pluginsRegistryDir` must have the
+    /// same path in the plugin's container as on the node, without `hostRoot`, because the kubelet connects to it.
+    pub(crate) plugins_dir: PathBuf,
+    /// Directory of the checkpoint, which outlives the plugin; default `<pluginsDir>/<domain>`.
+    pub(crate) state_directory: Option<PathBuf>,
+}
+
+/// A range of group ids.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct GidRange {
+    /// The first group id.
+    pub(crate) first: u32,
+    /// The number of group ids.
+    pub(crate) count: u32,
 }
 
 /// Communication with the kubelet.
@@ -206,6 +250,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             domain: "shmesh.io".into(),
+            mode: FrontEnd::DevicePlugin,
+            dra: Dra::default(),
             host_root: "/".into(),
             kubelet: Kubelet::default(),
             cdi: Cdi::default(),
@@ -230,6 +276,32 @@ impl Default for Kubelet {
             plugins_registry_dir: shmesh_kubelet_api::PLUGINS_REGISTRY_DIR.into(),
             pod_resources_socket: shmesh_kubelet_api::POD_RESOURCES_SOCKET.into(),
         }
+    }
+}
+
+impl Default for Dra {
+    fn default() -> Self {
+        Self {
+            directory: "/dev/shm/shmesh-claims".into(),
+            budget: Budget::Percent(50),
+            attachments: 64,
+            gids: GidRange::default(),
+            plugins_dir: "/var/lib/kubelet/plugins".into(),
+            state_directory: None,
+        }
+    }
+}
+
+impl Default for GidRange {
+    fn default() -> Self {
+        Self { first: 61_000, count: 256 }
+    }
+}
+
+impl GidRange {
+    /// Returns the group ids.
+    pub(crate) fn range(self) -> std::ops::Range<u32> {
+        self.first..self.first.saturating_add(self.count)
     }
 }
 
@@ -337,7 +409,7 @@ impl Config {
         limits: &Limits,
     ) -> Result<Self, Problems> {
         let (mut document, mut problems) = source::document(file, settings);
-        problems.extend(shape::conform(&mut document, schema().as_value()));
+        problems.extend(conform(&mut document, schema().as_value()));
         // `conform` removed nonconforming values, so that the rules can check the rest.
         match serde_json::from_value::<Self>(document) {
             Ok(config) => {
@@ -349,6 +421,12 @@ impl Config {
                 Err(Problems(problems))
             }
         }
+    }
+
+    /// Returns the directory of the DRA driver's checkpoint and socket on the node.
+    pub(crate) fn state_directory(&self) -> PathBuf {
+        let given = self.dra.state_directory.clone();
+        given.unwrap_or_else(|| self.dra.plugins_dir.join(&self.domain))
     }
 
     /// Maps a path of the node to a path of this process.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Budget, Bytes, Config, Pool, Problem, Registration, UserNamespaces};
+use super::{Budget, Bytes, Config, FrontEnd, Pool, Problem, Registration, UserNamespaces};
 use crate::devices::{Accelerator, AcceleratorKind, Numa, fake};
 use crate::resource::{self, MAX_LIST_BYTES, name};
 
@@ -17,6 +17,15 @@ const MAX_SOCKET_PATH: usize = 107;
 const SOCKET_SUFFIX: usize = 24;
 /// Maximum number of slots per device; more are a mistake.
 const MAX_SLOTS: u32 = 1024;
+
+/// The smallest budget of claims: the bytes of a claim that does not say how many.
+const MIN_DRA_BUDGET: u64 = 64 << 20;
+/// Maximum number of groups of claims, all of which the plugin's pod lists.
+const MAX_DRA_GIDS: u32 = 1024;
+/// Longest name of a pool in the name of a device, `pool-<name>`, which is a DNS label.
+const MAX_DRA_POOL_NAME: usize = 58;
+/// Longest path of a socket below the directory of plugins, without the domain: `/`, `/dra-`, a uid and `.sock`.
+const DRA_SOCKET_SUFFIX: usize = 48;
 
 /// Properties of the machine that limit the configuration.
 #[derive(Clone, Debug)]
@@ -47,6 +56,9 @@ pub(super) fn check(config: &Config, limits: &Limits) -> Vec<Problem> {
     rules.slots();
     rules.times();
     rules.paths();
+    if config.mode == FrontEnd::Dra {
+        rules.dra();
+    }
     rules.problems
 }
 
@@ -304,11 +316,11 @@ impl Rules<'_> {
                 self.say(path, format!("{} is not an absolute path without . and ..", value.display()));
             }
         }
-        let (path, sockets) = match config.kubelet.registration {
-            Registration::Legacy => ("kubelet.devicePluginsDir", plugins),
-            Registration::PluginsRegistry => ("kubelet.pluginsRegistryDir", registry),
+        let (path, seen) = match (config.mode, config.kubelet.registration) {
+            (FrontEnd::Dra, _) => ("kubelet.pluginsRegistryDir", registry.clone()),
+            (_, Registration::Legacy) => ("kubelet.devicePluginsDir", config.seen(plugins)),
+            (_, Registration::PluginsRegistry) => ("kubelet.pluginsRegistryDir", config.seen(registry)),
         };
-        let seen = config.seen(sockets);
         if let Err(error) = writable(&seen) {
             self.say(
                 path,
@@ -334,9 +346,97 @@ impl Rules<'_> {
         }
     }
 
+    fn dra(&mut self) {
+        let (config, memory) = (self.config, self.limits.memory);
+        let dra = &config.dra;
+        if !config.cdi.enabled {
+            self.say("mode", "the DRA driver needs a runtime with CDI, and cdi.enabled is false; enable it, or write mode: devicePlugin");
+        }
+        let budget = dra.budget.of(memory);
+        if budget < MIN_DRA_BUDGET || budget > memory {
+            let what = format!(
+                "{} are {budget} bytes, which are not between {} and the node's memory, {memory} bytes; write a share such as 50%",
+                dra.budget,
+                Bytes(MIN_DRA_BUDGET)
+            );
+            self.say("dra.budget", what);
+        }
+        if dra.attachments == 0 {
+            self.say("dra.attachments", "no claim could have a directory; write 1 or more");
+        }
+        let gids = dra.gids;
+        let last = gids.first.saturating_add(gids.count).saturating_sub(1);
+        if gids.count == 0 || gids.count > MAX_DRA_GIDS {
+            self.say("dra.gids.count", format!("{} is not between 1 and {MAX_DRA_GIDS}", gids.count));
+        } else if gids.first == 0 || last > MAX_MAPPED_GID {
+            let what = format!(
+                "the groups {} to {last} are not between 1 and {MAX_MAPPED_GID}, the highest group id in a pod with a user namespace; \
+                 write a lower one",
+                gids.first
+            );
+            self.say("dra.gids.first", what);
+        }
+        let directory = &dra.directory;
+        if !is_plain(directory) || directory.components().count() < 4 || directory.starts_with("/run") {
+            let what = format!(
+                "{} is not an absolute path of three parts or more without . and .., outside /run; write /dev/shm/shmesh-claims",
+                directory.display()
+            );
+            self.say("dra.directory", what);
+        }
+        for pool in &config.pools {
+            let (path, pools) = (pool_path(pool), pool.directory(config));
+            if pools.starts_with(directory) || directory.starts_with(&pools) {
+                let what = format!(
+                    "overlaps with {}, the directory of claims; choose another one",
+                    directory.display()
+                );
+                self.say(format!("{path}.directory"), what);
+            }
+            if gids.range().contains(&pool.gid()) {
+                let what = format!(
+                    "{} is one of the groups of claims, {} to {last}; choose another one",
+                    pool.gid(),
+                    gids.first
+                );
+                self.say(format!("{path}.gid"), what);
+            }
+            if pool.user_namespaces == UserNamespaces::Mixed {
+                let what = "the mount of a claim works with or without user namespaces, not both; write never or always";
+                self.say(format!("{path}.userNamespaces"), what);
+            }
+            let is_label =
+                pool.name.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-');
+            if !is_label || pool.name.len() > MAX_DRA_POOL_NAME {
+                let what = format!(
+                    "the name of the pool becomes part of a device's name: write up to {MAX_DRA_POOL_NAME} lower-case letters, digits and -"
+                );
+                self.say(format!("{path}.name"), what);
+            }
+        }
+        let state = config.state_directory();
+        for (path, value) in [("dra.pluginsDir", &dra.plugins_dir), ("dra.stateDirectory", &state)] {
+            if !is_plain(value) {
+                self.say(path, format!("{} is not an absolute path without . and ..", value.display()));
+            }
+        }
+        let longest = dra.plugins_dir.as_os_str().len() + config.domain.len() + DRA_SOCKET_SUFFIX;
+        if longest > MAX_SOCKET_PATH {
+            let what = format!(
+                "the path of a socket would have {longest} bytes, and the maximum is {MAX_SOCKET_PATH}; shorten it"
+            );
+            self.say("dra.pluginsDir", what);
+        }
+        self.can_be_made("dra.directory", directory);
+        self.seen_can_be_made("dra.stateDirectory", &state);
+    }
+
     fn can_be_made(&mut self, path: &str, directory: &Path) {
-        let seen = self.config.seen(directory);
-        let nearest = seen.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&seen);
+        self.seen_can_be_made(path, &self.config.seen(directory));
+    }
+
+    fn seen_can_be_made(&mut self, path: &str, seen: &Path) {
+        let nearest = seen.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(seen);
         if let Err(error) = writable(nearest) {
             let what =
                 format!("cannot create or write to {}: {}: {error}", seen.display(), nearest.display());
@@ -363,7 +463,8 @@ fn is_plain(path: &Path) -> bool {
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
 
-fn check_mount_path(path: &Path) -> Result<(), String> {
+/// Refuses a path at which containers cannot have a mount.
+pub(crate) fn check_mount_path(path: &Path) -> Result<(), String> {
     let named = path.display();
     if !is_plain(path) || path.parent().is_none() {
         return Err(format!("{named} is not an absolute path below /, without . and .."));

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Problem;
 
 /// Returns every mismatch, and removes nonconforming values from the document.
-pub(super) fn conform(document: &mut Value, schema: &Value) -> Vec<Problem> {
+pub(crate) fn conform(document: &mut Value, schema: &Value) -> Vec<Problem> {
     let mut shape = ShapeCheck { root: schema, problems: Vec::new() };
     if !shape.check(document, schema, "") {
         *document = Value::Object(serde_json::Map::new());

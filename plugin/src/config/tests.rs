@@ -224,7 +224,7 @@ fn schema_matches_the_types() {
     // The defaults conform to it, and are the whole of it.
     let mut document = serde_json::to_value(Config::default()).unwrap();
     let before = document.clone();
-    assert_eq!(shape::conform(&mut document, schema), []);
+    assert_eq!(conform(&mut document, schema), []);
     assert_eq!(document, before);
     assert_eq!(schema["additionalProperties"], json!(false));
     assert_eq!(schema["properties"].as_object().unwrap().len(), document.as_object().unwrap().len());
@@ -236,4 +236,58 @@ fn default_gids_are_stable() {
     for name in ["fronthaul", "a", "b", ""] {
         assert!((60_000..65_000).contains(&default_gid(name)));
     }
+}
+
+/// The keys of a DRA driver whose sockets are in directories that exist.
+const DRA: &str = "mode: dra\nkubelet: {pluginsRegistryDir: /tmp}\n";
+
+#[test]
+fn dra_driver_has_rules_of_its_own() {
+    let valid = format!(
+        "{DRA}dra: {{pluginsDir: /tmp, budget: 8Gi, gids: {{first: 62000, count: 8}}}}\npools: [{{name: a-1, gid: 60001}}]"
+    );
+    let config = load(&valid, &[]).unwrap();
+    assert_eq!((config.mode, config.dra.gids.range()), (FrontEnd::Dra, 62_000..62_008));
+    assert_eq!(config.state_directory(), PathBuf::from("/tmp/shmesh.io"));
+    let given = format!("{DRA}dra: {{pluginsDir: /tmp, stateDirectory: /tmp/state}}");
+    assert_eq!(load(&given, &[]).unwrap().state_directory(), PathBuf::from("/tmp/state"));
+
+    let with = |dra: &str, rest: &str| format!("{DRA}dra: {{pluginsDir: /tmp{dra}}}\n{rest}");
+    for (dra, rest, path, said) in [
+        (", budget: 1Mi", "", "dra.budget", "not between 64Mi and the node's memory"),
+        (", budget: 17Gi", "", "dra.budget", "not between 64Mi and the node's memory"),
+        (", attachments: 0", "", "dra.attachments", "write 1 or more"),
+        (", gids: {count: 0}", "", "dra.gids.count", "not between 1 and 1024"),
+        (", gids: {count: 1025}", "", "dra.gids.count", "not between 1 and 1024"),
+        (", gids: {first: 65500}", "", "dra.gids.first", "65535"),
+        (", gids: {first: 0, count: 1}", "", "dra.gids.first", "not between 1"),
+        (", directory: /dev/shm", "", "dra.directory", "three parts or more"),
+        (", directory: dev/shm/x/y", "", "dra.directory", "absolute path"),
+        (", directory: /run/shmesh/claims", "", "dra.directory", "outside /run"),
+        (
+            ", directory: /dev/shm/shmesh",
+            "pools: [{name: a, gid: 60001}]",
+            "pools[a].directory",
+            "directory of claims",
+        ),
+        ("", "pools: [{name: a, gid: 61255}]", "pools[a].gid", "one of the groups of claims, 61000 to 61255"),
+        (
+            "",
+            "pools: [{name: a, gid: 60001, userNamespaces: mixed}]",
+            "pools[a].userNamespaces",
+            "never or always",
+        ),
+        ("", "pools: [{name: A_1, gid: 60001}]", "pools[A_1].name", "lower-case letters"),
+        (", stateDirectory: x", "", "dra.stateDirectory", "absolute path"),
+        ("", "cdi: {enabled: false}\nshm: {budget: 0}", "mode", "needs a runtime with CDI"),
+        (", extra: 1", "", "dra.extra", "known keys: attachments"),
+    ] {
+        let text = with(dra, rest);
+        let problems = problems(&text, &[]);
+        let found = problems.iter().any(|one| one.starts_with(&format!("{path}: ")) && one.contains(said));
+        assert!(found, "{text:?}: {problems:?} has {path}: {said}");
+    }
+    // None of this concerns the device plugin.
+    load("pools: [{name: A_1, gid: 61000, userNamespaces: mixed}]", &[]).unwrap();
+    refused("mode: both", "mode", "one of: devicePlugin, dra");
 }

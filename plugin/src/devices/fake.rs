@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{Accelerator, AcceleratorKind};
+use super::{Accelerator, AcceleratorKind, PciPlace};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,6 +25,10 @@ struct FakeDevice {
     /// The device is healthy while this file exists.
     #[serde(default)]
     file: Option<PathBuf>,
+    #[serde(default)]
+    pci_address: Option<String>,
+    #[serde(default)]
+    pcie_root: Option<String>,
 }
 
 /// Reads the device list from `file`.
@@ -35,8 +39,12 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Accelerator>, String> {
         let shown = shmesh::config::show_yaml_error(&named.to_string(), &text, &error);
         format!("{named} is not a valid inventory: {shown}")
     })?;
-    let of =
-        |kind| move |FakeDevice { uuid: id, numa_node: numa, file }| Accelerator { kind, id, file, numa };
+    let of = |kind| {
+        move |FakeDevice { uuid: id, numa_node: numa, file, pci_address, pcie_root: root }| {
+            let pci = pci_address.map(|address| PciPlace { address, root });
+            Accelerator { kind, id, file, numa, pci }
+        }
+    };
     let gpus = inventory.gpus.into_iter().map(of(AcceleratorKind::Gpu));
     let all: Vec<_> = gpus.chain(inventory.npus.into_iter().map(of(AcceleratorKind::Npu))).collect();
     for (at, one) in all.iter().enumerate() {

@@ -24,10 +24,12 @@ fn describe(kernel: &Path, address: &str, text: &str) -> Option<Accelerator> {
     // The driver prints `?` for a device that has fallen off the bus.
     let uuid = field("GPU UUID").filter(|uuid| !uuid.contains('?'))?;
     let minor: u32 = field("Device Minor")?.parse().ok()?;
+    let address = address.to_ascii_lowercase();
     Some(Accelerator {
         kind: AcceleratorKind::Gpu,
         id: uuid.to_owned(),
         file: Some(format!("/dev/nvidia{minor}").into()),
-        numa: pci::numa(kernel, &address.to_ascii_lowercase()),
+        numa: pci::numa(kernel, &address),
+        pci: Some(pci::place(kernel, &address)),
     })
 }

@@ -22,6 +22,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 pub(crate) use memory::{Numa, memory, numa};
+pub(crate) use pci::PciPlace;
 
 /// The kind of an accelerator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,6 +37,14 @@ impl AcceleratorKind {
         match self {
             Self::Gpu => "gpu-ipc",
             Self::Npu => "npu-ipc",
+        }
+    }
+
+    /// Returns the kind as one word.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Npu => "npu",
         }
     }
 
@@ -58,6 +67,8 @@ pub(crate) struct Accelerator {
     pub(crate) file: Option<PathBuf>,
     /// NUMA node, if known.
     pub(crate) numa: Option<u32>,
+    /// Place on the PCI bus, if known.
+    pub(crate) pci: Option<PciPlace>,
 }
 
 /// Directories through which the node is visible.

@@ -21,6 +21,7 @@ pub(super) fn find(roots: &NodeRoots) -> Vec<Accelerator> {
         id: address(at).map_or_else(|| format!("davinci{number}"), |address| format!("npu-{address}")),
         file: Some(format!("/dev/davinci{number}").into()),
         numa: address(at).and_then(|address| pci::numa(&roots.kernel, address)),
+        pci: address(at).map(|address| pci::place(&roots.kernel, address)),
     };
     numbers.iter().enumerate().map(npu).collect()
 }

@@ -36,6 +36,8 @@ fn gpus_are_found_by_the_driver() {
         id: "GPU-0a1b2c3d-0000-1111-2222-333344445555".into(),
         file: Some("/dev/nvidia3".into()),
         numa: Some(1),
+        // The tree has no links, which lead through the root complex.
+        pci: Some(PciPlace { address: "0000:3b:00.0".into(), root: None }),
     };
     assert_eq!(accelerators(&roots(&dir)), [expected]);
 }
@@ -99,7 +101,13 @@ fn device_lists_are_validated() {
 
 #[test]
 fn removed_device_stays_known_and_returns_once() {
-    let gpu = |id: &str| Accelerator { kind: AcceleratorKind::Gpu, id: id.into(), file: None, numa: None };
+    let gpu = |id: &str| Accelerator {
+        kind: AcceleratorKind::Gpu,
+        id: id.into(),
+        file: None,
+        numa: None,
+        pci: None,
+    };
     let mut known = DeviceInventory::default();
     known.found(vec![gpu("a"), gpu("b")]);
     assert!(!known.is_gone(&gpu("a")));
@@ -135,4 +143,15 @@ fn npu_has_one_stable_id() {
     known.found(accelerators(&roots(&dir)));
     assert_eq!(known.all(), before);
     assert!(known.is_gone(&before[0]) && !known.is_gone(&before[1]));
+}
+
+#[test]
+fn root_complex_comes_from_the_link_in_sysfs() {
+    let dir = tree(&[("sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0/numa_node", "0\n")]);
+    let devices = dir.path().join("sys/bus/pci/devices");
+    fs::create_dir_all(&devices).unwrap();
+    let target = "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+    std::os::unix::fs::symlink(target, devices.join("0000:3b:00.0")).unwrap();
+    assert_eq!(pci::place(dir.path(), "0000:3b:00.0").root.as_deref(), Some("pci0000:3a"));
+    assert_eq!(pci::place(dir.path(), "0000:99:00.0").root, None);
 }

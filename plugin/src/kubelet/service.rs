@@ -42,7 +42,8 @@ impl AllocationTimes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, resource: &str) {
+    /// Records the time of an allocation.
+    pub(crate) fn note(&self, resource: &str) {
         if let Some(when) = self.map().get_mut(resource) {
             *when = Instant::now();
         } else {

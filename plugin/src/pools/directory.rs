@@ -17,16 +17,16 @@ const FOR_ALL: u32 = 0o1777;
 /// Sticky bit: only the owner of a file can remove it.
 const STICKY: u32 = 0o1000;
 
-/// Creates the directory, or corrects its group and mode.
-pub(crate) fn prepare(directory: &Path, gid: u32, has_group: bool) -> Result<()> {
-    let named = || format!("the pool's directory {}", directory.display());
+/// Creates the directory of a pool or a claim, or corrects its group and mode. `owner` says which, for errors.
+pub(crate) fn prepare(owner: &str, directory: &Path, gid: u32, has_group: bool) -> Result<()> {
+    let named = || format!("the {owner}'s directory {}", directory.display());
     if let Some(parent) = directory.parent() {
         DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(parent)
             .with_context(|| format!("cannot create {}", parent.display()))?;
-        trust(parent, user::effective()).with_context(named)?;
+        trust(owner, parent, user::effective()).with_context(named)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error).with_context(named),
@@ -39,20 +39,20 @@ pub(crate) fn prepare(directory: &Path, gid: u32, has_group: bool) -> Result<()>
 }
 
 /// Requires that only root and this user can replace the directory.
-fn trust(parent: &Path, uid: u32) -> Result<()> {
+fn trust(of: &str, parent: &Path, uid: u32) -> Result<()> {
     let is_trusted = |owner: u32| owner == 0 || owner == uid;
     // Checks the name itself and the target of a link.
     let (name, found) = (parent.symlink_metadata()?, parent.metadata()?);
     ensure!(
         is_trusted(name.uid()) && is_trusted(found.uid()),
-        "{} belongs to uid {}, which could replace the pool's directory: remove it, or give it to root",
+        "{} belongs to uid {}, which could replace the {of}'s directory: remove it, or give it to root",
         parent.display(),
         if is_trusted(name.uid()) { found.uid() } else { name.uid() }
     );
     let mode = found.mode();
     ensure!(
         mode & 0o022 == 0 || mode & STICKY != 0,
-        "{} has mode {:o}, so other users could replace the pool's directory: remove their write permission, or set the sticky bit",
+        "{} has mode {:o}, so other users could replace the {of}'s directory: remove their write permission, or set the sticky bit",
         parent.display(),
         mode & 0o7777
     );

@@ -4,6 +4,8 @@
 //! after it was unused for a grace period: no container has it according to the kubelet's list, and none was
 //! allocated recently, which the list may lack.
 
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -58,4 +60,21 @@ pub(crate) fn sweep(directory: &Path, before: SystemTime, goes_on: impl Fn() -> 
     let swept = remover.run(|found| !u64::try_from(found.changed).is_ok_and(|changed| changed >= seconds));
     let failures = remover.failures + u64::from(swept.is_err());
     SweepReport { files: remover.gone.files, bytes: remover.gone.bytes, failures }
+}
+
+/// Removes a directory with everything in it; links are not followed. A failure means that something is left.
+pub(crate) fn erase(directory: &Path) -> SweepReport {
+    let stamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let mut report = SweepReport::default();
+    if let Ok(mut remover) = Remover::new(directory, stamp, || true) {
+        let swept = remover.run(|_| true);
+        let failures = remover.failures + u64::from(swept.is_err());
+        report = SweepReport { files: remover.gone.files, bytes: remover.gone.bytes, failures };
+    }
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => report.failures += 1,
+        // Everything below it is gone too, even if another process removed part of it.
+        _ => report.failures = 0,
+    }
+    report
 }

@@ -16,5 +16,5 @@ mod tree;
 mod tests;
 
 pub(crate) use directory::{free, prepare, used};
-pub(crate) use gc::{IdleTimer, SweepReport, sweep};
+pub(crate) use gc::{IdleTimer, SweepReport, erase, sweep};
 pub(crate) use links::UnusedLinks;

@@ -19,12 +19,12 @@ fn own_gid() -> u32 {
 fn pool_directory_is_created_and_corrected() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("shmesh/a");
-    prepare(&pool, own_gid(), true).unwrap();
+    prepare("pool", &pool, own_gid(), true).unwrap();
     assert_eq!((mode(&pool), fs::metadata(&pool).unwrap().gid()), (0o3770, own_gid()));
     fs::set_permissions(&pool, fs::Permissions::from_mode(0o700)).unwrap();
-    prepare(&pool, own_gid(), true).unwrap();
+    prepare("pool", &pool, own_gid(), true).unwrap();
     assert_eq!(mode(&pool), 0o3770);
-    prepare(&pool, own_gid(), false).unwrap();
+    prepare("pool", &pool, own_gid(), false).unwrap();
     assert_eq!(mode(&pool), 0o1777);
     assert!(free(&pool).unwrap() > 0);
 }
@@ -36,18 +36,18 @@ fn symlink_as_pool_directory_is_not_followed() {
     fs::create_dir(&victim).unwrap();
     let before = mode(&victim);
     symlink(&victim, &pool).unwrap();
-    assert!(prepare(&pool, own_gid(), true).is_err());
+    assert!(prepare("pool", &pool, own_gid(), true).is_err());
     assert_eq!(mode(&victim), before);
     fs::remove_file(&pool).unwrap();
     fs::write(&pool, "").unwrap();
-    assert!(prepare(&pool, own_gid(), true).is_err());
+    assert!(prepare("pool", &pool, own_gid(), true).is_err());
 }
 
 #[test]
 fn directory_of_another_user_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("b/a");
-    prepare(&pool, own_gid(), true).unwrap();
+    prepare("pool", &pool, own_gid(), true).unwrap();
     let opened = fs::File::open(&pool).unwrap();
     let uid = nix::unistd::geteuid().as_raw();
     directory::own(&opened, 0o3770, Some(own_gid()), uid).unwrap();
@@ -56,10 +56,10 @@ fn directory_of_another_user_is_refused() {
     // A user with write permission on the parent could replace the directory.
     let above = dir.path().join("b");
     fs::set_permissions(&above, fs::Permissions::from_mode(0o777)).unwrap();
-    let error = format!("{:#}", prepare(&pool, own_gid(), true).unwrap_err());
+    let error = format!("{:#}", prepare("pool", &pool, own_gid(), true).unwrap_err());
     assert!(error.contains("mode 777") && error.contains("sticky"), "{error}");
     fs::set_permissions(&above, fs::Permissions::from_mode(0o1777)).unwrap();
-    prepare(&pool, own_gid(), true).unwrap();
+    prepare("pool", &pool, own_gid(), true).unwrap();
 }
 
 #[test]

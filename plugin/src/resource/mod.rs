@@ -16,7 +16,9 @@ mod tests;
 
 use std::path::PathBuf;
 
-use crate::config::{Config, UserNamespaces};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, FrontEnd, UserNamespaces};
 use crate::devices::{Accelerator, AcceleratorKind, Numa};
 
 /// Name of the shared-memory resource after the `/`.
@@ -42,7 +44,8 @@ pub(crate) struct Unit {
 }
 
 /// A pool as containers see it.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Pool {
     pub(crate) name: String,
     /// Directory on the node.
@@ -154,13 +157,15 @@ pub(crate) struct NodeResources {
     pub(crate) accelerators: Vec<Accelerator>,
 }
 
-/// Plans all resources to advertise. A resource without units is omitted.
+/// Plans all resources to advertise. A resource without units is omitted. The DRA driver has no units of memory and of the
+/// identity service, which claims get in bytes and always.
 pub(crate) fn plan(config: &Config, node: &NodeResources) -> Vec<Resource> {
     let named = |name: &str| format!("{}/{name}", config.domain);
     let mut resources = Vec::new();
     let unit = config.shm.unit.0;
+    let is_plugin = config.mode == FrontEnd::DevicePlugin;
     let count = config.shm.budget.of(node.memory).checked_div(unit).unwrap_or(0);
-    if count > 0 {
+    if count > 0 && is_plugin {
         let numa: &[Numa] = if config.shm.numa { &node.numa } else { &[] };
         resources.push(Resource::new(named(SHM), ResourceKind::Shm { unit }, shm_units(count, numa)));
     }
@@ -174,7 +179,7 @@ pub(crate) fn plan(config: &Config, node: &NodeResources) -> Vec<Resource> {
         });
         resources.push(Resource::new(named(&pool.name), kind, attachments(pool.attachments, pool.numa_node)));
     }
-    if config.identity.attachments > 0 {
+    if config.identity.attachments > 0 && is_plugin {
         let units = attachments(config.identity.attachments, None);
         resources.push(Resource::new(named(AGENT), ResourceKind::Agent, units));
     }

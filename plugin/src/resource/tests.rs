@@ -11,7 +11,7 @@ fn numa(id: u32, bytes: u64) -> Numa {
 }
 
 fn gpu(id: &str, numa: Option<u32>) -> Accelerator {
-    Accelerator { kind: AcceleratorKind::Gpu, id: id.into(), file: None, numa }
+    Accelerator { kind: AcceleratorKind::Gpu, id: id.into(), file: None, numa, pci: None }
 }
 
 fn config(pools: &str) -> Config {

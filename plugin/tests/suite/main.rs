@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod chart;
+mod dra;
 mod hostile;
 mod injection;
 mod kubelet;

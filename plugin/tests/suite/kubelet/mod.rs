@@ -8,3 +8,5 @@ mod random;
 mod refuses;
 mod survives;
 mod sweeps;
+
+pub(crate) use plugin::{Plugin, TestNode, until};

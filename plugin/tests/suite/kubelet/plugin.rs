@@ -177,9 +177,12 @@ impl Plugin {
     /// Waits for a line of the log.
     pub(crate) fn said(&self, part: &str) -> String {
         let until = Instant::now() + LIMIT;
+        let mut last = String::new();
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let line = self.log.recv_timeout(left).unwrap_or_else(|_| panic!("never said: {part}"));
+            let line = self.log.recv_timeout(left);
+            let line = line.unwrap_or_else(|_| panic!("never said: {part}; the last line: {last}"));
+            last.clone_from(&line);
             if line.contains(part) {
                 return line;
             }

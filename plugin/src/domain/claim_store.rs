@@ -1,0 +1,428 @@
+//! Directories, groups and CDI specifications of prepared claims.
+//!
+//! | call | steps, each of which may be the last before a crash |
+//! |---|---|
+//! | prepare | lease a group in the checkpoint; create the directory; write the CDI specification |
+//! | unprepare | mark the claim as released in the checkpoint; remove the CDI specification; remove the directory; remove the claim from the checkpoint |
+//! | open | after a reboot: remove everything; else finish what a crash interrupted, and remove what the checkpoint does not name |
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use thiserror::Error;
+use tracing::{error, info, warn};
+
+use super::checkpoint::{Checkpoint, CheckpointError, ClaimEntry};
+use super::claim_plan::{ClaimGrant, accelerator_suffix, pool_suffix};
+use crate::cdi::{ClaimDirectory, ClaimEdits, Device, SpecFiles};
+use crate::config::{Bytes, UserNamespaces};
+use crate::pools::{self, SweepReport};
+use crate::resource::Pool;
+
+/// File name of the checkpoint.
+const CHECKPOINT: &str = "claims.checkpoint";
+/// File name of a damaged checkpoint, which is kept for a person to look at.
+const DAMAGED: &str = "claims.damaged";
+
+/// A moment at which tests let the driver crash.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum CrashPoint {
+    Staged,
+    Leased,
+    DirectoryCreated,
+    SpecWritten,
+    Released,
+    SpecRemoved,
+    DirectoryRemoved,
+    Forgotten,
+}
+
+/// Where the claims of a node are.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreSettings {
+    /// Parent of the directories, as a path of the node.
+    pub(crate) directory: PathBuf,
+    /// The same as a path of this process.
+    pub(crate) seen_directory: PathBuf,
+    /// Directory of the checkpoint.
+    pub(crate) state_directory: PathBuf,
+    /// The groups that claims lease.
+    pub(crate) gids: Range<u32>,
+    pub(crate) files: SpecFiles,
+    /// Directory of the identity service, as a path of the node.
+    pub(crate) agent: PathBuf,
+    /// The current boot of the node.
+    pub(crate) boot_id: String,
+}
+
+/// Why a claim is not prepared or released.
+#[derive(Debug, Error)]
+pub(crate) enum StoreError {
+    /// The uid would not be a file name.
+    #[error("{0:?} is not the uid of a claim")]
+    Uid(String),
+    /// All groups are leased.
+    #[error("all {} groups from {} on are leased to other claims of this node: raise dra.gids.count, or delete claims", .0.len(), .0.start)]
+    GidsExhausted(Range<u32>),
+    /// The file system of the directories is full.
+    #[error("{} has {free} bytes free, and the claim has {}: remove files, enlarge the tmpfs, or lower dra.budget", .directory.display(), Bytes(*.bytes))]
+    TmpfsFull { directory: PathBuf, free: u64, bytes: u64 },
+    /// The directory cannot be created.
+    #[error("{0:#}")]
+    Directory(anyhow::Error),
+    /// The CDI specification cannot be written or removed.
+    #[error("{0:#}")]
+    Cdi(anyhow::Error),
+    /// The checkpoint cannot be written.
+    #[error("cannot write the checkpoint {}: {error}", .path.display())]
+    Checkpoint { path: PathBuf, error: io::Error },
+    /// A test lets the driver crash here.
+    #[cfg(test)]
+    #[error("crashed at {0:?}")]
+    Crashed(CrashPoint),
+}
+
+impl StoreError {
+    /// Returns the reason as one word for metrics.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Uid(_) => "uid",
+            Self::GidsExhausted(_) => "gids_exhausted",
+            Self::TmpfsFull { .. } => "tmpfs_full",
+            Self::Directory(_) => "directory",
+            Self::Cdi(_) => "cdi",
+            Self::Checkpoint { .. } => "checkpoint",
+            #[cfg(test)]
+            Self::Crashed(_) => "crashed",
+        }
+    }
+}
+
+/// Owns everything that prepared claims have on this node. One process at a time: the caller holds a lock.
+#[derive(Debug)]
+pub(crate) struct ClaimStore {
+    settings: StoreSettings,
+    checkpoint: Checkpoint,
+    /// The step at which to crash, and the number of times that it is passed before.
+    #[cfg(test)]
+    pub(super) crash: Option<(CrashPoint, u32)>,
+}
+
+/// Returns the CDI devices of a claim: that of its directory, and one for each pool and kind of accelerator.
+fn cdi_devices(uid: &str, grant: &ClaimGrant, directory: &Path, gid: u32, agent: &Path) -> Vec<Device> {
+    let mut edits = Vec::new();
+    if let Some(domain) = &grant.domain {
+        let user_namespaces =
+            if domain.has_user_namespaces { UserNamespaces::Always } else { UserNamespaces::Never };
+        edits.push(ClaimEdits {
+            name: uid.to_owned(),
+            env: vec![
+                format!("SHMESH_CLAIM={}/{}", grant.namespace, grant.name),
+                format!("SHMESH_BYTES={}", domain.bytes),
+            ],
+            directory: Some(ClaimDirectory {
+                directory,
+                mount_path: &domain.mount_path,
+                gid,
+                user_namespaces,
+            }),
+            agent,
+        });
+    }
+    for pool in &grant.pools {
+        let Pool { name, directory, mount_path, gid, user_namespaces } = pool;
+        edits.push(ClaimEdits {
+            name: format!("{uid}{}", pool_suffix(name)),
+            env: vec![format!("SHMESH_POOL={name}")],
+            directory: Some(ClaimDirectory {
+                directory,
+                mount_path,
+                gid: *gid,
+                user_namespaces: *user_namespaces,
+            }),
+            agent,
+        });
+    }
+    for (kind, ids) in grant.accelerators() {
+        if !ids.is_empty() {
+            edits.push(ClaimEdits {
+                name: format!("{uid}{}", accelerator_suffix(kind)),
+                env: vec![format!("{}={}", kind.variable(), ids.join(","))],
+                directory: None,
+                agent,
+            });
+        }
+    }
+    edits.into_iter().map(Device::from).collect()
+}
+
+/// Whether a uid may be a file name and part of the name of a CDI device.
+fn is_safe(uid: &str) -> bool {
+    let is_word = |c: u8| c.is_ascii_alphanumeric() || c == b'-';
+    uid.len() <= 64 && uid.bytes().all(is_word) && uid.bytes().next().is_some_and(|c| c != b'-')
+}
+
+/// Whether a name has the form of the API server's uids. Only such names are removed at the start.
+fn is_uuid(name: &str) -> bool {
+    let lengths = name.split('-').map(str::len);
+    lengths.eq([8, 4, 4, 4, 12]) && name.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-')
+}
+
+impl ClaimStore {
+    /// Reads the checkpoint and repairs what a crash or a reboot left.
+    pub(crate) fn open(settings: StoreSettings) -> anyhow::Result<Self> {
+        let state = &settings.state_directory;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(state)
+            .with_context(|| format!("cannot create the directory of the checkpoint {}", state.display()))?;
+        let path = state.join(CHECKPOINT);
+        let (checkpoint, is_known) = match Checkpoint::load(&path) {
+            Ok(Some(checkpoint)) => (checkpoint, true),
+            Ok(None) => (Checkpoint::default(), false),
+            Err(CheckpointError::Io(error)) => {
+                return Err(error).with_context(|| format!("cannot read the checkpoint {}", path.display()));
+            }
+            Err(damage) => {
+                let aside = state.join(DAMAGED);
+                error!(
+                    checkpoint = %path.display(), %damage, kept = %aside.display(),
+                    "the checkpoint of claims is damaged; claims are recovered from their directories"
+                );
+                fs::rename(&path, &aside)
+                    .with_context(|| format!("cannot move the damaged checkpoint {}", path.display()))?;
+                (Checkpoint::default(), false)
+            }
+        };
+        let mut store = Self {
+            settings,
+            checkpoint,
+            #[cfg(test)]
+            crash: None,
+        };
+        store.start(is_known)?;
+        Ok(store)
+    }
+
+    fn start(&mut self, is_known: bool) -> anyhow::Result<()> {
+        if !is_known {
+            self.checkpoint = self.recovered();
+        } else if self.checkpoint.boot_id != self.settings.boot_id {
+            let claims = self.checkpoint.claims.len();
+            info!(claims, "the node was rebooted; the kubelet prepares its claims again");
+            self.checkpoint.claims.clear();
+        }
+        self.checkpoint.boot_id.clone_from(&self.settings.boot_id);
+        self.remove_unnamed();
+        self.save(self.checkpoint.clone())?;
+        for (uid, entry) in self.checkpoint.claims.clone() {
+            let repaired = match (entry.is_released, entry.grant, entry.gid) {
+                (true, ..) => self.remove_rest(&uid).map(|_| ()),
+                (false, Some(grant), gid) => self.create(&uid, &grant, gid),
+                (false, None, _) => Ok(()),
+            };
+            if let Err(error) = repaired {
+                // The kubelet asks again for claims of running pods.
+                warn!(claim = uid, %error, "cannot repair what the claim has on this node");
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the claims by what they left on the node, without losing what running pods have.
+    fn recovered(&self) -> Checkpoint {
+        let mut checkpoint = Checkpoint::default();
+        let recovered = |gid| ClaimEntry { gid, grant: None, is_released: false };
+        for uid in self.settings.files.claims() {
+            checkpoint.claims.insert(uid, recovered(None));
+        }
+        for uid in self.directories() {
+            use std::os::unix::fs::MetadataExt;
+            let found = self.settings.seen_directory.join(&uid).symlink_metadata();
+            checkpoint.claims.insert(uid, recovered(found.ok().map(|found| found.gid())));
+        }
+        if !checkpoint.claims.is_empty() {
+            let claims = checkpoint.claims.len();
+            warn!(
+                claims,
+                "claims were recovered without a checkpoint; the kubelet releases those without pods"
+            );
+        }
+        checkpoint
+    }
+
+    /// Names in the directory that have the form of a uid.
+    fn directories(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(&self.settings.seen_directory) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| is_uuid(name)).collect()
+    }
+
+    /// Removes specifications and directories of claims that the checkpoint does not name.
+    fn remove_unnamed(&self) {
+        for uid in self.settings.files.claims() {
+            if !self.checkpoint.claims.contains_key(&uid)
+                && let Err(error) = self.settings.files.remove_claim(&uid)
+            {
+                warn!(
+                    claim = uid,
+                    error = format!("{error:#}"),
+                    "cannot remove the CDI specification of a claim that is gone"
+                );
+            }
+        }
+        for uid in self.directories() {
+            if !self.checkpoint.claims.contains_key(&uid) {
+                let erased = pools::erase(&self.settings.seen_directory.join(&uid));
+                info!(
+                    claim = uid,
+                    files = erased.files,
+                    bytes = erased.bytes,
+                    failures = erased.failures,
+                    "removed the directory of a claim that is gone"
+                );
+            }
+        }
+    }
+
+    /// Prepares a claim, or repairs what is missing of it.
+    pub(crate) fn prepare(&mut self, uid: &str, grant: &ClaimGrant) -> Result<(), StoreError> {
+        if !is_safe(uid) {
+            return Err(StoreError::Uid(uid.chars().take(64).collect()));
+        }
+        let before = self.checkpoint.claims.get(uid);
+        let gid = match (&grant.domain, before.and_then(|entry| entry.gid)) {
+            (None, before) => before,
+            (Some(_), Some(leased)) => Some(leased),
+            (Some(domain), None) => {
+                self.check_room(domain.bytes)?;
+                let range = self.settings.gids.clone();
+                let free = self.checkpoint.free_gid(range.clone());
+                Some(free.ok_or(StoreError::GidsExhausted(range))?)
+            }
+        };
+        let entry = ClaimEntry { gid, grant: Some(grant.clone()), is_released: false };
+        if before != Some(&entry) {
+            let mut next = self.checkpoint.clone();
+            next.claims.insert(uid.to_owned(), entry);
+            self.save(next)?;
+        }
+        self.pass(CrashPoint::Leased)?;
+        self.create(uid, grant, gid)
+    }
+
+    /// Refuses a claim that the file system has no room for.
+    fn check_room(&self, bytes: u64) -> Result<(), StoreError> {
+        let directory = &self.settings.seen_directory;
+        // The directory may not exist yet.
+        let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(directory);
+        let free = pools::free(existing).map_err(StoreError::Directory)?;
+        if free < bytes {
+            return Err(StoreError::TmpfsFull { directory: self.settings.directory.clone(), free, bytes });
+        }
+        Ok(())
+    }
+
+    /// Creates the directory and the specification, or corrects them.
+    fn create(&mut self, uid: &str, grant: &ClaimGrant, gid: Option<u32>) -> Result<(), StoreError> {
+        if let (Some(_), Some(gid)) = (&grant.domain, gid) {
+            pools::prepare("claim", &self.settings.seen_directory.join(uid), gid, true)
+                .map_err(StoreError::Directory)?;
+        }
+        self.pass(CrashPoint::DirectoryCreated)?;
+        let directory = self.settings.directory.join(uid);
+        let devices = cdi_devices(uid, grant, &directory, gid.unwrap_or_default(), &self.settings.agent);
+        self.settings.files.write_claim(uid, &devices).map_err(StoreError::Cdi)?;
+        self.pass(CrashPoint::SpecWritten)
+    }
+
+    /// Releases a claim. A claim that is not known is released already.
+    ///
+    /// The claim is released even if files of its pods cannot be removed: they keep the group until they can be.
+    pub(crate) fn unprepare(&mut self, uid: &str) -> Result<SweepReport, StoreError> {
+        let Some(entry) = self.checkpoint.claims.get(uid) else { return Ok(SweepReport::default()) };
+        if !entry.is_released {
+            let mut next = self.checkpoint.clone();
+            if let Some(entry) = next.claims.get_mut(uid) {
+                entry.is_released = true;
+            }
+            self.save(next)?;
+        }
+        self.pass(CrashPoint::Released)?;
+        self.remove_rest(uid)
+    }
+
+    /// Removes what a released claim left.
+    fn remove_rest(&mut self, uid: &str) -> Result<SweepReport, StoreError> {
+        self.settings.files.remove_claim(uid).map_err(StoreError::Cdi)?;
+        self.pass(CrashPoint::SpecRemoved)?;
+        let erased = pools::erase(&self.settings.seen_directory.join(uid));
+        self.pass(CrashPoint::DirectoryRemoved)?;
+        if erased.failures == 0 {
+            let mut next = self.checkpoint.clone();
+            next.claims.remove(uid);
+            self.save(next)?;
+            self.pass(CrashPoint::Forgotten)?;
+        }
+        Ok(erased)
+    }
+
+    /// Tries again to remove what released claims left. Returns what is removed.
+    pub(crate) fn retry(&mut self) -> SweepReport {
+        let released = self.checkpoint.claims.iter().filter(|(_, entry)| entry.is_released);
+        let mut sum = SweepReport::default();
+        for uid in released.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            match self.remove_rest(&uid) {
+                Ok(erased) => {
+                    sum.files += erased.files;
+                    sum.bytes += erased.bytes;
+                    sum.failures += erased.failures;
+                }
+                Err(_) => sum.failures += 1,
+            }
+        }
+        sum
+    }
+
+    /// Returns the claims that hold something on this node.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = (&str, &ClaimEntry)> {
+        self.checkpoint.claims.iter().map(|(uid, entry)| (uid.as_str(), entry))
+    }
+
+    /// Replaces the checkpoint on disk, then the one in memory.
+    fn save(&mut self, next: Checkpoint) -> Result<(), StoreError> {
+        let path = self.settings.state_directory.join(CHECKPOINT);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |error| StoreError::Checkpoint { path, error }
+        };
+        next.stage(&path).map_err(failed(&path))?;
+        self.pass(CrashPoint::Staged)?;
+        Checkpoint::commit(&path).map_err(failed(&path))?;
+        self.checkpoint = next;
+        Ok(())
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "tests let the driver crash here")]
+    fn pass(&self, _: CrashPoint) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn pass(&mut self, step: CrashPoint) -> Result<(), StoreError> {
+        match &mut self.crash {
+            Some((at, 0)) if *at == step => Err(StoreError::Crashed(step)),
+            Some((at, passed)) if *at == step => {
+                *passed -= 1;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}

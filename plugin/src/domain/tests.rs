@@ -1,0 +1,645 @@
+//! Prepare, Unprepare and start on real directories: crashes at each step, reboots, damage and limits.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::checkpoint::Checkpoint;
+use super::claim_plan::{AllocatedDevice, ClaimGrant, ClaimPlan, ClaimRefusal, DomainGrant, plan_claim};
+use super::claim_store::{ClaimStore, CrashPoint, StoreError, StoreSettings};
+use super::device_names::{ClaimDevice, claim_devices};
+use crate::cdi::SpecFiles;
+use crate::config::{Config, FrontEnd};
+use crate::devices::{Accelerator, AcceleratorKind, PciPlace};
+use crate::resource::{NodeResources, plan};
+
+const A: &str = "aaaaaaaa-0000-1111-2222-333333333333";
+const B: &str = "bbbbbbbb-0000-1111-2222-333333333333";
+
+/// A node with the directories of the driver.
+struct Node {
+    dir: tempfile::TempDir,
+    boot: &'static str,
+    gids: std::ops::Range<u32>,
+}
+
+impl Node {
+    fn new() -> Self {
+        // Only this group can be given away without capabilities; root can give any.
+        let gid = nix::unistd::getegid().as_raw();
+        let gids = if nix::unistd::geteuid().is_root() { 61_000..61_256 } else { gid..gid + 1 };
+        Self { dir: tempfile::tempdir_in("/dev/shm").unwrap(), boot: "first", gids }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn claims(&self) -> PathBuf {
+        self.path("shm/claims")
+    }
+
+    fn checkpoint(&self) -> PathBuf {
+        self.path("state/claims.checkpoint")
+    }
+
+    fn open(&self) -> ClaimStore {
+        ClaimStore::open(StoreSettings {
+            directory: "/dev/shm/shmesh-claims".into(),
+            seen_directory: self.claims(),
+            state_directory: self.path("state"),
+            gids: self.gids.clone(),
+            files: SpecFiles { directory: self.path("cdi"), domain: "shmesh.io".into() },
+            agent: "/run/shmesh/agent".into(),
+            boot_id: self.boot.into(),
+        })
+        .unwrap()
+    }
+
+    fn spec(&self, uid: &str) -> Option<Value> {
+        let file = self.path("cdi").join(format!("shmesh.io-claim-{uid}.json"));
+        fs::read(file).ok().map(|text| serde_json::from_slice(&text).unwrap())
+    }
+
+    /// Everything that claims have on the node: directories, specifications, leased groups.
+    fn census(&self) -> (Vec<String>, Vec<String>, Vec<u32>) {
+        let names = |dir: &Path| {
+            let mut names: Vec<_> = fs::read_dir(dir)
+                .map(|entries| entries.map(|one| one.unwrap().file_name().into_string().unwrap()).collect())
+                .unwrap_or_default();
+            names.sort();
+            names
+        };
+        let checkpoint = Checkpoint::load(&self.checkpoint()).unwrap().unwrap();
+        let gids = checkpoint.claims.values().filter_map(|entry| entry.gid).collect();
+        (names(&self.claims()), names(&self.path("cdi")), gids)
+    }
+
+    fn assert_nothing(&self, when: &str) {
+        assert_eq!(self.census(), (vec![], vec![], vec![]), "{when}");
+    }
+
+    /// One claim has one directory, one specification, one group.
+    fn assert_one(&self, uid: &str, when: &str) {
+        let (directories, specs, gids) = self.census();
+        assert_eq!(directories, [uid], "{when}");
+        assert_eq!(specs, [format!("shmesh.io-claim-{uid}.json")], "{when}");
+        assert_eq!(gids.len(), 1, "{when}");
+        let found = fs::metadata(self.claims().join(uid)).unwrap();
+        assert_eq!((found.mode() & 0o7777, found.gid()), (0o3770, gids[0]), "{when}");
+        let spec = self.spec(uid).unwrap();
+        assert_eq!(spec["devices"][0]["containerEdits"]["additionalGids"], json!([gids[0]]), "{when}");
+    }
+}
+
+fn grant(name: &str) -> ClaimGrant {
+    let domain = DomainGrant { bytes: 2 << 20, mount_path: "/dev/shm".into(), has_user_namespaces: false };
+    ClaimGrant {
+        namespace: "radio".into(),
+        name: name.into(),
+        domain: Some(domain),
+        pools: Vec::new(),
+        gpus: Vec::new(),
+        npus: Vec::new(),
+    }
+}
+
+#[test]
+fn claim_is_one_directory_one_group_and_one_specification() {
+    let node = Node::new();
+    let mut store = node.open();
+    for _ in 0..3 {
+        store.prepare(A, &grant("a")).unwrap();
+        node.assert_one(A, "prepared");
+    }
+    let spec = node.spec(A).unwrap();
+    assert_eq!((&spec["cdiVersion"], &spec["kind"]), (&json!("0.7.0"), &json!("shmesh.io/claim")));
+    assert_eq!(spec["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(spec["devices"][0]["name"], A);
+    let edits = &spec["devices"][0]["containerEdits"];
+    let env = json!([
+        "SHMESH_CLAIM=radio/a",
+        "SHMESH_BYTES=2097152",
+        "SHMESH_IDENTITY=/run/shmesh/agent/agent.sock",
+        "SHMESH_DIR=/dev/shm"
+    ]);
+    assert_eq!(edits["env"], env);
+    let mounts = json!([
+        {
+            "hostPath": format!("/dev/shm/shmesh-claims/{A}"), "containerPath": "/dev/shm", "type": "none",
+            "options": ["rbind", "rw", "nosuid", "nodev", "noexec", "rprivate"],
+        },
+        {
+            "hostPath": "/run/shmesh/agent", "containerPath": "/run/shmesh/agent", "type": "none",
+            "options": ["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"],
+        },
+    ]);
+    assert_eq!(edits["mounts"], mounts);
+    // What containers write is gone with the claim, and what links name is not.
+    fs::write(node.path("precious"), "x").unwrap();
+    let directory = node.claims().join(A);
+    fs::create_dir_all(directory.join("sub/sub")).unwrap();
+    fs::write(directory.join("sub/sub/file"), vec![1; 10_000]).unwrap();
+    symlink(node.path("precious"), directory.join("link")).unwrap();
+    symlink(node.dir.path(), directory.join("sub/up")).unwrap();
+    let erased = store.unprepare(A).unwrap();
+    assert_eq!((erased.files, erased.failures), (5, 0));
+    node.assert_nothing("released");
+    assert_eq!(fs::read(node.path("precious")).unwrap(), b"x");
+    assert_eq!(store.unprepare(A).unwrap().files, 0, "a claim that is unknown is released");
+}
+
+#[test]
+fn specification_that_was_lost_is_written_again() {
+    let node = Node::new();
+    let mut store = node.open();
+    store.prepare(A, &grant("a")).unwrap();
+    fs::remove_dir_all(node.path("cdi")).unwrap();
+    store.prepare(A, &grant("a")).unwrap();
+    node.assert_one(A, "prepared again");
+    fs::remove_dir_all(node.path("cdi")).unwrap();
+    drop(store);
+    node.open();
+    node.assert_one(A, "after a start");
+}
+
+/// The steps of a call, with how often each is passed before the crash.
+const OF_PREPARE: [(CrashPoint, u32); 4] = [
+    (CrashPoint::Staged, 0),
+    (CrashPoint::Leased, 0),
+    (CrashPoint::DirectoryCreated, 0),
+    (CrashPoint::SpecWritten, 0),
+];
+const OF_UNPREPARE: [(CrashPoint, u32); 6] = [
+    (CrashPoint::Staged, 0),
+    (CrashPoint::Released, 0),
+    (CrashPoint::SpecRemoved, 0),
+    (CrashPoint::DirectoryRemoved, 0),
+    (CrashPoint::Staged, 1),
+    (CrashPoint::Forgotten, 0),
+];
+
+/// What comes after the crash: the same call, the other one, or a start, in the same process or a new one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum After {
+    Same,
+    Other,
+    StartThenSame,
+    StartThenOther,
+}
+
+const AFTER: [After; 4] = [After::Same, After::Other, After::StartThenSame, After::StartThenOther];
+
+#[test]
+fn crash_at_each_step_of_prepare_is_repaired() {
+    for crash in OF_PREPARE {
+        for after in AFTER {
+            let when = format!("{crash:?}, then {after:?}");
+            let node = Node::new();
+            let mut store = node.open();
+            store.crash = Some(crash);
+            assert!(matches!(store.prepare(A, &grant("a")), Err(StoreError::Crashed(_))), "{when}");
+            // A process that continues has what it had in memory; a new one reads the disk.
+            store.crash = None;
+            if matches!(after, After::StartThenSame | After::StartThenOther) {
+                store = node.open();
+            }
+            if matches!(after, After::Same | After::StartThenSame) {
+                store.prepare(A, &grant("a")).unwrap();
+                node.assert_one(A, &when);
+            }
+            store.unprepare(A).unwrap();
+            // A staged checkpoint that nothing reads is replaced by the next.
+            node.assert_nothing(&when);
+            drop(store);
+            node.open();
+            node.assert_nothing(&when);
+        }
+    }
+}
+
+#[test]
+fn crash_at_each_step_of_unprepare_is_repaired() {
+    for crash in OF_UNPREPARE {
+        for after in AFTER {
+            let when = format!("{crash:?}, then {after:?}");
+            let node = Node::new();
+            let mut store = node.open();
+            store.prepare(A, &grant("a")).unwrap();
+            fs::write(node.claims().join(A).join("file"), "x").unwrap();
+            store.crash = Some(crash);
+            assert!(matches!(store.unprepare(A), Err(StoreError::Crashed(_))), "{when}");
+            store.crash = None;
+            if matches!(after, After::StartThenSame | After::StartThenOther) {
+                store = node.open();
+                // Only a crash before the release leaves something to release.
+                if crash != (CrashPoint::Staged, 0) {
+                    node.assert_nothing(&when);
+                }
+            }
+            if matches!(after, After::Other | After::StartThenOther) {
+                store.prepare(A, &grant("a")).unwrap();
+                node.assert_one(A, &when);
+            }
+            store.unprepare(A).unwrap();
+            node.assert_nothing(&when);
+        }
+    }
+}
+
+#[test]
+fn crash_between_creation_and_mode_is_repaired() {
+    let node = Node::new();
+    let mut store = node.open();
+    store.crash = Some((CrashPoint::Leased, 0));
+    store.prepare(A, &grant("a")).unwrap_err();
+    // As after `mkdir` and before `fchown`; and half of a specification.
+    fs::create_dir_all(node.claims()).unwrap();
+    fs::create_dir(node.claims().join(A)).unwrap();
+    fs::set_permissions(node.claims().join(A), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::create_dir_all(node.path("cdi")).unwrap();
+    fs::write(node.path("cdi").join(format!("shmesh.io-claim-{A}.new")), "{\"cdiVer").unwrap();
+    let mut store = node.open();
+    node.assert_one(A, "after a start");
+    store.unprepare(A).unwrap();
+    node.assert_nothing("released");
+}
+
+#[test]
+fn reboot_leaves_nothing_of_the_boot_before() {
+    // The tmpfs and the specifications are gone, or still there, as where they are on a disk.
+    for keeps_files in [false, true] {
+        let mut node = Node::new();
+        let mut store = node.open();
+        store.prepare(A, &grant("a")).unwrap();
+        store.prepare(B, &ClaimGrant { domain: None, ..grant("b") }).unwrap();
+        drop(store);
+        if !keeps_files {
+            fs::remove_dir_all(node.path("shm")).unwrap();
+            fs::remove_dir_all(node.path("cdi")).unwrap();
+        }
+        node.boot = "second";
+        let mut store = node.open();
+        node.assert_nothing("after a reboot");
+        // The kubelet prepares the claims of its pods again.
+        store.prepare(A, &grant("a")).unwrap();
+        node.assert_one(A, "prepared after a reboot");
+        assert_eq!(Checkpoint::load(&node.checkpoint()).unwrap().unwrap().boot_id, "second");
+    }
+}
+
+#[test]
+fn tmpfs_that_is_gone_without_a_reboot_is_made_again() {
+    let node = Node::new();
+    node.open().prepare(A, &grant("a")).unwrap();
+    fs::remove_dir_all(node.path("shm")).unwrap();
+    fs::remove_dir_all(node.path("cdi")).unwrap();
+    node.open();
+    node.assert_one(A, "after a start");
+}
+
+#[test]
+fn damaged_checkpoint_loses_nothing_of_running_pods() {
+    let spoils: [fn(&str) -> Vec<u8>; 8] = [
+        |_| Vec::new(),
+        |text| text.as_bytes()[..text.len() - 2].to_vec(),
+        |text| text.replacen("\"gid\":", "\"gid\":1", 1).into_bytes(),
+        |text| text.replacen("claims 1 ", "claims 2 ", 1).into_bytes(),
+        |_| b"{}\n".to_vec(),
+        |_| vec![0xff; 100],
+        |_| vec![0; 4096],
+        |text| format!("{text}{text}").into_bytes(),
+    ];
+    for (at, spoil) in spoils.into_iter().enumerate() {
+        let node = Node::new();
+        node.open().prepare(A, &grant("a")).unwrap();
+        let (_, _, gids) = node.census();
+        let file = node.claims().join(A).join("file");
+        fs::write(&file, "x").unwrap();
+        let good = fs::read_to_string(node.checkpoint()).unwrap();
+        fs::write(node.checkpoint(), spoil(&good)).unwrap();
+        let mut store = node.open();
+        node.assert_one(A, &format!("after damage {at}"));
+        assert_eq!(node.census().2, gids, "and the group stays leased");
+        assert!(file.exists() && node.path("state/claims.damaged").exists());
+        store.prepare(A, &grant("a")).unwrap();
+        node.assert_one(A, "prepared again");
+        store.unprepare(A).unwrap();
+        node.assert_nothing("released");
+    }
+    // Without a checkpoint too.
+    let node = Node::new();
+    node.open().prepare(A, &grant("a")).unwrap();
+    fs::remove_file(node.checkpoint()).unwrap();
+    let mut store = node.open();
+    node.assert_one(A, "without a checkpoint");
+    store.unprepare(A).unwrap();
+    node.assert_nothing("released");
+}
+
+#[test]
+fn start_removes_only_what_looks_like_a_claim() {
+    let node = Node::new();
+    let mut store = node.open();
+    store.prepare(A, &grant("a")).unwrap();
+    let stray = node.claims().join(B);
+    fs::create_dir_all(stray.join("sub")).unwrap();
+    fs::write(stray.join("sub/file"), "x").unwrap();
+    fs::create_dir(node.claims().join("lost+found")).unwrap();
+    fs::write(node.path("cdi").join(format!("shmesh.io-claim-{B}.json")), "{}").unwrap();
+    fs::write(node.path("cdi/shmesh.io-pool.json"), "{}").unwrap();
+    fs::write(node.path("cdi/other.io-claim-x.json"), "{}").unwrap();
+    node.open();
+    let (directories, specs, _) = node.census();
+    assert_eq!(directories, [A, "lost+found"]);
+    let own = format!("shmesh.io-claim-{A}.json");
+    assert_eq!(specs, ["other.io-claim-x.json", own.as_str(), "shmesh.io-pool.json"]);
+}
+
+#[test]
+fn link_in_place_of_a_directory_is_not_followed() {
+    let node = Node::new();
+    let mut store = node.open();
+    fs::create_dir_all(node.claims()).unwrap();
+    let victim = node.path("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("precious"), "x").unwrap();
+    let mode = fs::metadata(&victim).unwrap().mode();
+    symlink(&victim, node.claims().join(A)).unwrap();
+    let error = store.prepare(A, &grant("a")).unwrap_err();
+    assert!(error.to_string().contains(A) && error.reason() == "directory", "{error}");
+    let report = store.unprepare(A).unwrap();
+    assert_eq!(report.failures, 1, "a link is not what was made, so it is left to a person");
+    assert_eq!(fs::metadata(&victim).unwrap().mode(), mode);
+    assert!(victim.join("precious").exists());
+    fs::remove_file(node.claims().join(A)).unwrap();
+    assert_eq!(store.retry().failures, 0);
+    node.assert_nothing("released at last");
+}
+
+#[test]
+fn directory_that_others_can_replace_is_refused() {
+    let node = Node::new();
+    let mut store = node.open();
+    fs::create_dir_all(node.claims()).unwrap();
+    fs::set_permissions(node.claims(), fs::Permissions::from_mode(0o777)).unwrap();
+    let error = store.prepare(A, &grant("a")).unwrap_err().to_string();
+    assert!(error.contains("other users could replace the claim's directory"), "{error}");
+    fs::set_permissions(node.claims(), fs::Permissions::from_mode(0o755)).unwrap();
+    store.prepare(A, &grant("a")).unwrap();
+}
+
+#[test]
+fn groups_are_leased_once_and_run_out() {
+    let mut node = Node::new();
+    node.gids.end = node.gids.start + 1;
+    let mut store = node.open();
+    store.prepare(A, &grant("a")).unwrap();
+    let error = store.prepare(B, &grant("b")).unwrap_err();
+    assert_eq!(error.reason(), "gids_exhausted");
+    assert!(error.to_string().contains("raise dra.gids.count"), "{error}");
+    // A claim without a directory needs none, and the first keeps its own.
+    store.prepare(B, &ClaimGrant { domain: None, ..grant("b") }).unwrap();
+    store.unprepare(B).unwrap();
+    store.prepare(A, &grant("a")).unwrap();
+    node.assert_one(A, "still");
+    store.unprepare(A).unwrap();
+    store.prepare(B, &grant("b")).unwrap();
+    node.assert_one(B, "in its place");
+}
+
+#[test]
+fn claim_of_the_same_name_and_another_uid_is_another_claim() {
+    let node = Node::new();
+    if node.gids.len() < 2 {
+        eprintln!("skipped: two groups require root");
+        return;
+    }
+    let mut store = node.open();
+    store.prepare(A, &grant("same")).unwrap();
+    store.prepare(B, &grant("same")).unwrap();
+    let (directories, _, gids) = node.census();
+    assert_eq!(directories, [A, B]);
+    assert_ne!(gids[0], gids[1]);
+    fs::write(node.claims().join(B).join("file"), "x").unwrap();
+    store.unprepare(A).unwrap();
+    node.assert_one(B, "untouched");
+    assert!(node.claims().join(B).join("file").exists());
+}
+
+#[test]
+fn uid_that_is_a_path_is_refused() {
+    let node = Node::new();
+    let mut store = node.open();
+    for uid in ["", ".", "..", "../x", "a/b", "-a", "a b", "ä", &"a".repeat(65)] {
+        assert_eq!(store.prepare(uid, &grant("a")).unwrap_err().reason(), "uid", "{uid:?}");
+        store.unprepare(uid).unwrap();
+    }
+    node.assert_nothing("refused");
+}
+
+#[test]
+fn claim_larger_than_the_free_space_is_refused() {
+    let node = Node::new();
+    let mut store = node.open();
+    let mut large = grant("a");
+    large.domain.as_mut().unwrap().bytes = u64::MAX / 2;
+    let error = store.prepare(A, &large).unwrap_err();
+    assert_eq!(error.reason(), "tmpfs_full");
+    assert!(error.to_string().contains("bytes free, and the claim has"), "{error}");
+    node.assert_nothing("refused");
+    // A claim that is prepared already uses the space itself.
+    store.prepare(A, &grant("a")).unwrap();
+    store.prepare(A, &large).unwrap();
+}
+
+#[test]
+fn file_that_cannot_be_removed_keeps_the_group() {
+    if nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: root can remove everything");
+        return;
+    }
+    let node = Node::new();
+    let mut store = node.open();
+    store.prepare(A, &grant("a")).unwrap();
+    let locked = node.claims().join(A).join("locked");
+    fs::create_dir(&locked).unwrap();
+    fs::write(locked.join("file"), "x").unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o500)).unwrap();
+    assert!(store.unprepare(A).unwrap().failures > 0);
+    let (directories, specs, gids) = node.census();
+    assert_eq!((directories.len(), specs.len(), gids.len()), (1, 0, 1));
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(store.retry().failures, 0);
+    node.assert_nothing("removed at last");
+}
+
+/// The devices of a node with a pool and two GPUs.
+fn devices() -> BTreeMap<String, ClaimDevice> {
+    let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
+    config.pools =
+        serde_saphyr::from_str("[{name: fronthaul, gid: 60001, mountPath: /radio}, {name: b}]").unwrap();
+    claim_devices(&resources(&config))
+}
+
+fn resources(config: &Config) -> Vec<std::sync::Arc<crate::resource::Resource>> {
+    let gpu = |id: &str, address: &str| Accelerator {
+        kind: AcceleratorKind::Gpu,
+        id: id.into(),
+        file: None,
+        numa: Some(1),
+        pci: Some(PciPlace { address: address.into(), root: Some("pci0000:3a".into()) }),
+    };
+    let accelerators = vec![gpu("GPU-11111111-x", "0000:3b:00.0"), gpu("GPU-22222222-x", "0000:3c:00.0")];
+    let node = NodeResources { memory: 1 << 30, accelerators, ..NodeResources::default() };
+    plan(config, &node).into_iter().map(std::sync::Arc::new).collect()
+}
+
+fn read(allocation: &Value) -> Result<ClaimPlan, ClaimRefusal> {
+    let claim = json!({
+        "metadata": {"namespace": "radio", "name": "a", "uid": A},
+        "spec": {"devices": {}},
+        "status": {"allocation": {"devices": allocation}},
+    });
+    plan_claim(&serde_json::from_value(claim).unwrap(), "shmesh.io", "node-1", &devices())
+}
+
+fn result(request: &str, device: &str) -> Value {
+    json!({
+        "request": request, "driver": "shmesh.io", "pool": "node-1", "device": device, "shareID": "s1",
+        "consumedCapacity": {"bytes": "64Mi", "attachments": "1"},
+    })
+}
+
+fn config(source: &str, requests: &[&str], more: &Value) -> Value {
+    let mut parameters = json!({"apiVersion": "shmesh.io/v1alpha1", "kind": "DomainConfig"});
+    parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({"source": source, "requests": requests, "opaque": {"driver": "shmesh.io", "parameters": parameters}})
+}
+
+#[test]
+fn allocation_becomes_a_grant() {
+    let other = json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": "gpu-0"});
+    let plan = read(&json!({
+        "results": [
+            result("domain", "domain"), other, result("radio", "pool-fronthaul"),
+            result("slot/large", "gpu-11111111"), result("slot2", "gpu-22222222"),
+        ],
+        "config": [
+            config("FromClass", &[], &json!({"mountPath": "/class"})),
+            config("FromClaim", &["domain"], &json!({"mountPath": "/claim", "userNamespaces": "always"})),
+            json!({"source": "FromClaim", "requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": {"a": 1}}}),
+        ],
+    }))
+    .unwrap();
+    let domain = DomainGrant { bytes: 64 << 20, mount_path: "/claim".into(), has_user_namespaces: true };
+    assert_eq!(plan.grant.domain, Some(domain));
+    assert_eq!(plan.grant.pools[0].name, "fronthaul");
+    assert_eq!(plan.grant.gpus, ["GPU-11111111-x", "GPU-22222222-x"]);
+    let suffixes: Vec<_> = plan.devices.iter().map(|one| one.cdi_suffix.as_str()).collect();
+    assert_eq!(suffixes, ["", "-pool-fronthaul", "-gpu-ipc", "-gpu-ipc"]);
+    let first = AllocatedDevice {
+        request: "domain".into(),
+        pool: "node-1".into(),
+        device: "domain".into(),
+        share_id: Some("s1".into()),
+        cdi_suffix: String::new(),
+    };
+    assert_eq!(plan.devices[0], first);
+    // The specification has every device that the plan names.
+    let node = Node::new();
+    node.open().prepare(A, &plan.grant).unwrap();
+    let spec = node.spec(A).unwrap();
+    let names: Vec<_> =
+        spec["devices"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, [A.to_owned(), format!("{A}-pool-fronthaul"), format!("{A}-gpu-ipc")]);
+    let edits = |at: usize| &spec["devices"][at]["containerEdits"];
+    assert!(edits(0)["mounts"][0]["options"].as_array().unwrap().contains(&json!("idmap")));
+    assert_eq!(edits(1)["additionalGids"], json!([60001]));
+    assert_eq!(edits(1)["env"][0], "SHMESH_POOL=fronthaul");
+    assert_eq!(edits(2)["env"][0], "SHMESH_GPU_UUIDS=GPU-11111111-x,GPU-22222222-x");
+}
+
+#[test]
+fn unusable_allocations_are_refused_with_the_remedy() {
+    let domain = || result("domain", "domain");
+    let with = |key: &str, value: Value| {
+        let mut one = domain();
+        one[key] = value;
+        one
+    };
+    let links = json!({"links": [{"name": "a", "pools": {"cpu_data": {"buf_size_bytes": 1 << 20, "pool_len": 100}}}]});
+    let both = config("FromClaim", &["domain"], &json!({}));
+    for (allocation, reason, part) in [
+        (json!({}), "no_device", "shmesh-domain"),
+        (json!({"results": [with("driver", json!("other.io"))]}), "no_device", "shmesh.io"),
+        (json!({"results": [with("pool", json!("node-2"))]}), "other_node", "node-2"),
+        (json!({"results": [result("x", "pool-gone")]}), "unknown_device", "pool-gone"),
+        (json!({"results": [domain(), result("second", "domain")]}), "two_domains", "second"),
+        (json!({"results": [with("consumedCapacity", json!({}))]}), "no_bytes", "DRAConsumableCapacity"),
+        (json!({"results": [with("consumedCapacity", json!({"bytes": "much"}))]}), "no_bytes", "much"),
+        (json!({"results": [domain()], "config": [both, both]}), "two_configs", "domain"),
+        (
+            json!({"results": [domain()], "config": [both, config("FromClaim", &[], &json!({}))]}),
+            "two_configs",
+            "request domain",
+        ),
+        (
+            json!({"results": [domain()], "config": [config("FromClaim", &[], &json!({"x": 1}))]}),
+            "config",
+            "x: is not a known key",
+        ),
+        (
+            json!({"results": [domain()], "config": [config("FromClass", &[], &json!({"links": [{"name": "a/b"}]}))]}),
+            "config",
+            "links[0].name",
+        ),
+        (
+            json!({"results": [domain(), result("p", "pool-b")], "config": [config("FromClaim", &["p"], &json!({}))]}),
+            "config_not_for_domain",
+            "request p",
+        ),
+        (
+            json!({"results": [domain()], "config": [config("FromClaim", &[], &links)]}),
+            "too_few_bytes",
+            "request bytes: 110Mi",
+        ),
+        (json!({"results": [domain(), result("p", "pool-b")]}), "same_path", "pool b"),
+    ] {
+        let refusal = read(&allocation).unwrap_err();
+        assert_eq!(refusal.reason(), reason, "{refusal}");
+        assert!(refusal.to_string().contains(part), "{refusal} names {part:?}");
+    }
+}
+
+#[test]
+fn slices_list_what_claims_can_have() {
+    let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
+    config.pools = serde_saphyr::from_str("[{name: radio, attachments: 3}]").unwrap();
+    let devices = super::slice::devices(&config, &resources(&config), (1 << 30) + 4096, false);
+    let json = serde_json::to_value(&devices).unwrap();
+    let names: Vec<_> = devices.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["domain", "gpu-11111111", "gpu-22222222", "pool-radio"]);
+    let bytes = json!({
+        "value": "512Mi",
+        "requestPolicy": {"default": "64Mi", "validRange": {"min": "2Mi", "step": "2Mi"}},
+    });
+    assert_eq!(json[0]["capacity"]["bytes"], bytes);
+    assert_eq!(json[0]["capacity"]["attachments"]["value"], "64");
+    assert_eq!(json[0]["attributes"], json!({"kind": {"string": "domain"}, "identity": {"bool": true}}));
+    let gpu = json!({
+        "kind": {"string": "gpu"}, "uuid": {"string": "GPU-11111111-x"}, "numa": {"int": 1},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:3b:00.0"},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:3a"},
+    });
+    assert_eq!(json[1]["attributes"], gpu);
+    assert_eq!(json[1]["capacity"]["slots"]["value"], "8");
+    assert_eq!(json[3]["capacity"]["attachments"]["value"], "3");
+    assert!(devices.iter().all(|one| one.allow_multiple_allocations == Some(true) && one.taints.is_none()));
+    let draining = super::slice::devices(&config, &resources(&config), 1 << 30, true);
+    let taint = json!([{"key": "shmesh.io/draining", "effect": "NoSchedule"}]);
+    assert!(draining.iter().all(|one| serde_json::to_value(&one.taints).unwrap() == taint));
+}

@@ -1,0 +1,284 @@
+//! The DRA driver as a process, with a double of the API server. The kubelet's calls are made by the tests.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use serde_json::{Value, json};
+use shmesh_fake_kubelet::{ApiServer, Clock};
+use shmesh_kubelet_api::dra::dra_plugin_client::DraPluginClient;
+use shmesh_kubelet_api::dra::{
+    Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
+};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::kubelet::{Plugin, TestNode, until};
+
+const A: &str = "aaaaaaaa-0000-1111-2222-333333333333";
+const B: &str = "bbbbbbbb-0000-1111-2222-333333333333";
+/// Groups that claims lease in these tests.
+const GIDS: [u32; 2] = [61_000, 61_001];
+
+/// A node whose API server is a double.
+struct DraNode {
+    place: TestNode,
+    server: ApiServer,
+    kubeconfig: PathBuf,
+}
+
+impl DraNode {
+    /// `None` where this user cannot give directories to groups.
+    async fn new() -> Option<Self> {
+        let can = Command::new("setpriv").args(["--reuid", "65532", "--clear-groups", "true"]).status();
+        if !can.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: groups and other users require root and setpriv");
+            return None;
+        }
+        let place = TestNode::new();
+        // Other users reach the directories of claims through it, as through /dev/shm.
+        fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir_all(place.path("var/lib/kubelet/plugins")).unwrap();
+        let server = ApiServer::new(Clock::runtime());
+        let node: NodeObject = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+        server.create(&node).unwrap();
+        let address = server.listen().await.unwrap();
+        let kubeconfig = place.path("kubeconfig");
+        fs::write(&kubeconfig, ApiServer::kubeconfig(address)).unwrap();
+        Some(Self { place, server, kubeconfig })
+    }
+
+    /// Uid 0 with the groups of claims and without capabilities, as the container of the plugin.
+    fn start(&self) -> Plugin {
+        let mut settings = self.place.settings();
+        let under = |path: &str| self.place.path(path).display().to_string();
+        settings.extend([
+            "mode=dra".into(),
+            format!("dra.gids={{first: {}, count: {}}}", GIDS[0], GIDS.len()),
+            "dra.budget=256Mi".into(),
+            format!("dra.pluginsDir={}", under("var/lib/kubelet/plugins")),
+            format!("kubelet.pluginsRegistryDir={}", under("var/lib/kubelet/plugins_registry")),
+        ]);
+        let plain = Plugin::command(&settings, &[], None);
+        let mut command = Command::new("setpriv");
+        let groups = format!("{},{},60001", GIDS[0], GIDS[1]);
+        command.args(["--groups", &groups, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.args(["--node", "n1", "--pod-uid", "p1"]).env("KUBECONFIG", &self.kubeconfig);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Plugin::run(command)
+    }
+
+    async fn published(&self) -> Vec<String> {
+        let names = || -> Vec<String> {
+            let slices: Vec<ResourceSlice> = self.server.list();
+            let devices = slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+            devices.map(|device| device.name).collect()
+        };
+        until("slices", || !names().is_empty()).await;
+        names()
+    }
+
+    /// Creates a claim as the scheduler leaves it.
+    fn claim(&self, name: &str, uid: &str, config: &Value) {
+        let result = json!({
+            "request": "domain", "driver": "shmesh.io", "pool": "n1", "device": "domain",
+            "shareID": "33333333-0000-1111-2222-333333333333",
+            "consumedCapacity": {"bytes": "64Mi", "attachments": "1"},
+        });
+        let config = json!([{"source": "FromClaim", "requests": [], "opaque": {"driver": "shmesh.io", "parameters": config}}]);
+        let claim = json!({
+            "metadata": {"namespace": "radio", "name": name, "uid": uid},
+            "spec": {"devices": {"requests": [
+                {"name": "domain", "exactly": {"deviceClassName": "shmesh-domain", "allocationMode": "ExactCount", "count": 1}}
+            ]}},
+            "status": {"allocation": {"devices": {"results": [result], "config": config}}},
+        });
+        self.server.create(&serde_json::from_value::<ResourceClaim>(claim).unwrap()).unwrap();
+    }
+
+    fn uid(&self, name: &str) -> String {
+        let claim: ResourceClaim = self.server.get("radio", name).unwrap();
+        claim.metadata.uid.unwrap()
+    }
+
+    async fn client(&self) -> DraPluginClient<Channel> {
+        let socket = self.place.path("var/lib/kubelet/plugins/shmesh.io/dra-p1.sock");
+        let connector = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
+        DraPluginClient::new(channel.unwrap())
+    }
+
+    async fn prepare(&self, name: &str, uid: &str) -> NodePrepareResourceResponse {
+        let claim = Claim { namespace: "radio".into(), name: name.into(), uid: uid.into() };
+        let request = NodePrepareResourcesRequest { claims: vec![claim] };
+        let mut answer = self.client().await.node_prepare_resources(request).await.unwrap().into_inner();
+        answer.claims.remove(uid).unwrap()
+    }
+
+    async fn unprepare(&self, name: &str, uid: &str) -> String {
+        let claim = Claim { namespace: "radio".into(), name: name.into(), uid: uid.into() };
+        let request = NodeUnprepareResourcesRequest { claims: vec![claim] };
+        let mut answer = self.client().await.node_unprepare_resources(request).await.unwrap().into_inner();
+        answer.claims.remove(uid).unwrap().error
+    }
+
+    fn directory(&self, uid: &str) -> PathBuf {
+        self.place.path("dev/shm/shmesh-claims").join(uid)
+    }
+
+    fn spec(&self, uid: &str) -> PathBuf {
+        self.place.path("var/run/cdi").join(format!("shmesh.io-claim-{uid}.json"))
+    }
+
+    fn entries(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.place.path(path)) else { return Vec::new() };
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn config(more: &Value) -> Value {
+    let mut config = json!({"apiVersion": "shmesh.io/v1alpha1", "kind": "DomainConfig"});
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config
+}
+
+/// Whether another user with one group can do this.
+fn can(user: u32, gid: u32, script: &str, path: &Path) -> bool {
+    let (user, gid) = (user.to_string(), gid.to_string());
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &user, "--regid", &user, "--groups", &gid, "--bounding-set=-all"]);
+    command.args(["sh", "-c", &format!("umask 007; {script}"), "sh"]).arg(path);
+    command.stderr(Stdio::null()).stdout(Stdio::null()).status().unwrap().success()
+}
+
+#[tokio::test]
+async fn killed_driver_goes_on_with_its_claims() {
+    let Some(node) = DraNode::new().await else { return };
+    let plugin = node.start();
+    assert_eq!(node.published().await, ["domain", "gpu-a", "gpu-b", "pool-a"]);
+    until("ready", || plugin.get("/readyz").contains("200 OK")).await;
+    // Nothing of the device plugin.
+    assert_eq!(node.place.plugin_sockets(), [] as [PathBuf; 0]);
+
+    node.claim("a", A, &config(&json!({"links": [{"name": "fronthaul"}]})));
+    let uid = node.uid("a");
+    let first = node.prepare("a", &uid).await;
+    assert_eq!(first.error, "");
+    assert_eq!(first.devices[0].cdi_device_ids, [format!("shmesh.io/claim={uid}")]);
+    assert_eq!(
+        (&first.devices[0].pool_name, &first.devices[0].device_name),
+        (&"n1".into(), &"domain".into())
+    );
+    let found = fs::metadata(node.directory(&uid)).unwrap();
+    assert_eq!((found.mode() & 0o7777, found.uid(), found.gid()), (0o3770, 0, GIDS[0]));
+    fs::write(node.directory(&uid).join("fronthaul_shm"), "x").unwrap();
+    let spec = fs::read(node.spec(&uid)).unwrap();
+    assert!(String::from_utf8_lossy(&spec).contains("SHMESH_CLAIM=radio/a"));
+
+    plugin.crash();
+    // What a crash leaves, and what only looks like it.
+    fs::create_dir(node.directory(B)).unwrap();
+    fs::remove_file(node.spec(&uid)).unwrap();
+    let plugin = node.start();
+    until("the specification is written again", || fs::read(node.spec(&uid)).is_ok_and(|now| now == spec))
+        .await;
+    until("what no claim has is removed", || !node.directory(B).exists()).await;
+    until("ready", || plugin.get("/readyz").contains("200 OK")).await;
+    assert_eq!(node.prepare("a", &uid).await, first, "the same answer");
+    assert!(node.directory(&uid).join("fronthaul_shm").exists(), "and nothing of the pod is lost");
+    plugin.shows("shmesh_plugin_claims{state=\"prepared\"}", |count| count == 1.0).await;
+    plugin.shows("shmesh_plugin_claims_reserved_bytes", |bytes| bytes == f64::from(64 << 20)).await;
+
+    assert_eq!(node.unprepare("a", &uid).await, "");
+    assert_eq!(node.entries("dev/shm/shmesh-claims"), [] as [&str; 0]);
+    assert!(!node.spec(&uid).exists());
+    assert_eq!(node.unprepare("a", &uid).await, "", "again");
+    plugin.shows("shmesh_plugin_claims{state=\"prepared\"}", |count| count == 0.0).await;
+    // The connections of this runtime must be able to end.
+    assert!(tokio::task::spawn_blocking(|| plugin.end()).await.unwrap().success());
+}
+
+#[tokio::test]
+async fn claims_of_two_tenants_cannot_open_each_others_files() {
+    let Some(node) = DraNode::new().await else { return };
+    let plugin = node.start();
+    node.published().await;
+    node.claim("a", A, &config(&json!({})));
+    node.claim("b", B, &config(&json!({})));
+    let (a, b) = (node.uid("a"), node.uid("b"));
+    for (name, uid) in [("a", &a), ("b", &b)] {
+        assert_eq!(node.prepare(name, uid).await.error, "");
+    }
+    let (first, second) = (node.directory(&a), node.directory(&b));
+    let gid = |path: &Path| fs::metadata(path).unwrap().gid();
+    let (of_a, of_b) = (gid(&first), gid(&second));
+    assert_ne!(of_a, of_b);
+    // Two users on one claim: one creates, the other reads.
+    assert!(can(1001, of_a, "echo secret > $1/file", &first));
+    assert!(can(1002, of_a, "cat $1/file && ls $1", &first));
+    assert!(!can(1002, of_a, "rm -f $1/file", &first), "only the owner removes it");
+    // The other claim cannot list, open, create or remove.
+    for script in ["ls $1", "cat $1/file", "echo x > $1/other", "rm -f $1/file", "rmdir $1", "chmod 777 $1"] {
+        assert!(!can(1001, of_b, script, &first), "{script}");
+    }
+    assert!(!can(1001, of_b, "mv $1 $1-away", &first), "nor replace the directory");
+    // Without a group either.
+    assert!(!can(1003, 1003, "ls $1", &first));
+    assert_eq!(node.unprepare("a", &a).await, "");
+    assert!(second.exists() && !first.exists());
+    // The files of other users are gone although the driver has no capabilities, and the group is free again.
+    node.claim("c", A, &config(&json!({})));
+    let c = node.uid("c");
+    assert_eq!(node.prepare("c", &c).await.error, "");
+    assert_eq!(gid(&node.directory(&c)), of_a);
+    plugin.crash();
+}
+
+#[tokio::test]
+async fn unusable_claims_are_refused_in_words() {
+    let Some(node) = DraNode::new().await else { return };
+    let plugin = node.start();
+    node.published().await;
+    for (name, more, part) in [
+        ("unknown", json!({"extra": 1}), "extra: is not a known key"),
+        ("links", json!({"links": [{"name": "a", "ring": {"len": 0}}]}), "links[0].ring.len"),
+        (
+            "large",
+            json!({"links": [{"name": "a", "pools": {"cpu_data": {"buf_size_bytes": 1 << 20, "pool_len": 128}}}]}),
+            "request bytes: ",
+        ),
+    ] {
+        let wanted = config(&more);
+        node.claim(name, A, &wanted);
+        let said = node.prepare(name, &node.uid(name)).await.error;
+        assert!(said.contains(part), "{said:?} has {part:?}");
+    }
+    // Two groups, three claims.
+    for name in ["a", "b", "c"] {
+        node.claim(name, A, &config(&json!({})));
+    }
+    let errors =
+        [node.prepare("a", &node.uid("a")).await.error, node.prepare("b", &node.uid("b")).await.error];
+    assert_eq!(errors, ["", ""]);
+    let said = node.prepare("c", &node.uid("c")).await.error;
+    assert!(said.contains("raise dra.gids.count"), "{said}");
+    plugin
+        .shows("shmesh_plugin_claim_failures_total{call=\"prepare\",reason=\"gids_exhausted\"}", |n| n == 1.0)
+        .await;
+    plugin
+        .shows("shmesh_plugin_claim_failures_total{call=\"prepare\",reason=\"config\"}", |n| n == 2.0)
+        .await;
+    assert_eq!(node.unprepare("a", &node.uid("a")).await, "");
+    assert_eq!(node.prepare("c", &node.uid("c")).await.error, "", "as the kubelet retries");
+    plugin.crash();
+}
