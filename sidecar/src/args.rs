@@ -20,7 +20,7 @@ Exit status:
   0   stopped by SIGTERM or SIGINT
   1   failed while starting or running; the last line on standard error has the reason
   2   invalid command line
-  64  invalid configuration: a file, the annotation, the log filter or the IPC directory";
+  64  invalid configuration: a file, the annotation, links above SHMESH_BYTES, the log filter or the IPC directory";
 
 /// Maximum and default of `--restore-seconds`.
 const RESTORE_SECONDS: u64 = shmesh_proto::limits::RESTORE_MILLIS / 1000;
@@ -54,6 +54,10 @@ pub struct Args {
     /// Allow an IPC directory that is not on a tmpfs. The kernel may then write the memory of links to disk
     #[arg(long)]
     pub any_file_system: bool,
+
+    /// Bytes that all links together may have, such as 64Mi: those of the ResourceClaim with the IPC directory. No limit by default
+    #[arg(long, env = "SHMESH_BYTES", value_name = "SIZE", value_parser = bytes)]
+    pub max_bytes: Option<u64>,
 
     /// Socket of the node's identity service. Without it, only processes in this pid namespace can be identified
     #[arg(long, env = "SHMESH_IDENTITY", value_name = "SOCKET")]
@@ -117,6 +121,10 @@ pub enum Task {
         #[arg(long, default_value = crate::library::PATH, value_name = "FILE")]
         from: PathBuf,
     },
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    shmesh::config::parse_bytes(text).map_err(|error| error.to_string())
 }
 
 fn link_name(text: &str) -> Result<shmesh::config::LinkName, String> {

@@ -4,16 +4,19 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use shmesh::config::{LinkConfig, from_annotation, from_file};
+use shmesh::config::{LinkConfig, exact_bytes, format_bytes, from_annotation, from_file};
 use shmesh_sys::mount::{FsKind, file_system};
 
 use crate::args::Args;
 
+/// Claims have multiples of this many bytes.
+const CLAIM_STEP: u64 = 2 << 20;
+
 /// Reads all configured links.
 ///
 /// # Errors
-/// A file that cannot be read or is invalid (with path, line and column), a link configured twice, no link at all, or an IPC
-/// directory that is missing or not on a tmpfs.
+/// A file that cannot be read or is invalid (with path, line and column), a link configured twice, no link at all, links that
+/// need more than `--max-bytes`, or an IPC directory that is missing or not on a tmpfs.
 ///
 /// ```
 /// use clap::Parser;
@@ -52,10 +55,31 @@ pub fn links(args: &Args) -> Result<Vec<LinkConfig>> {
             bail!("link {} is configured twice; remove one of them", link.name);
         }
     }
+    if let Some(limit) = args.max_bytes {
+        check_bytes(&links, limit)?;
+    }
     if !args.any_file_system {
         check_file_system(&args.dir)?;
     }
     Ok(links)
+}
+
+/// Refuses links that need more memory than the claim reserves.
+fn check_bytes(links: &[LinkConfig], limit: u64) -> Result<()> {
+    let sum = links.iter().fold(0, |sum: u64, link| sum.saturating_add(link.segment_bytes()));
+    if sum > limit {
+        let each: Vec<_> = links
+            .iter()
+            .map(|link| format!("{} {}", link.name.as_str(), format_bytes(link.segment_bytes())))
+            .collect();
+        bail!(
+            "the links need {sum} bytes ({}), and the limit is {limit} bytes (SHMESH_BYTES, or --max-bytes): request at least \
+             bytes: {} in the capacity of the ResourceClaim, or make pools and rings smaller",
+            each.join(", "),
+            exact_bytes(sum.checked_next_multiple_of(CLAIM_STEP).unwrap_or(sum))
+        );
+    }
+    Ok(())
 }
 
 fn annotated(path: &Path) -> Result<Vec<LinkConfig>> {
@@ -119,6 +143,22 @@ mod tests {
         assert!(
             refused(&["--link", "a", "--dir", "/nonexistent"]).contains("the IPC directory /nonexistent")
         );
+    }
+
+    #[test]
+    fn links_above_the_bytes_of_the_claim_are_refused() {
+        let of = |limit: &str| {
+            let flags = ["x", "--link", "a", "--link", "b", "--any-file-system", "--max-bytes", limit];
+            links(&Args::parse_from(flags)).map_err(|error| format!("{error:#}"))
+        };
+        let needed: u64 = of("1Gi").unwrap().iter().map(LinkConfig::segment_bytes).sum();
+        assert_eq!(of(&needed.to_string()).unwrap().len(), 2, "the limit itself is allowed");
+        let said = of(&(needed - 1).to_string()).unwrap_err();
+        let rounded = needed.next_multiple_of(2 << 20) >> 20;
+        for part in [&needed.to_string(), &(needed - 1).to_string(), &format!("bytes: {rounded}Mi"), "a "] {
+            assert!(said.contains(part), "{said:?} has {part:?}");
+        }
+        assert!(Args::try_parse_from(["x", "--link", "a", "--max-bytes", "much"]).is_err());
     }
 
     #[test]

@@ -271,6 +271,8 @@ fn invalid_configurations_are_reported() {
     assert!(code == Some(2) && said.contains("a/b"), "{code:?} {said}");
     let (code, said) = fails(&["--link", "a", "--dir", "/proc"]);
     assert!(code == Some(64) && said.contains("not on a tmpfs"), "{code:?} {said}");
+    let (code, said) = fails(&["--link", "a", "--dir", at, "--max-bytes", "1Ki"]);
+    assert!(code == Some(64) && said.contains("the limit is 1024 bytes (SHMESH_BYTES"), "{code:?} {said}");
     let file = dir.path().join("links.yaml");
     let shown =
         "unknown key \"frobnicate\"; known here: name, ring, pools, receivers, backing, memory, notify";
