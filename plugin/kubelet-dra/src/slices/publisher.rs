@@ -277,6 +277,7 @@ impl SlicePublisher {
                 if self.is_news(&slice) && self.known.remove(name_of(&slice)).is_some() {
                     // Perhaps the Node object was deleted, and made again.
                     self.node_uid = None;
+                    self.state.send_modify(|state| state.published = false);
                     return Ok(self.after_deletion.schedule());
                 }
                 Ok(None)

@@ -1,6 +1,5 @@
-//! A driver over real unix sockets, called as the kubelet calls it, and its slices in an API server over HTTP.
+//! A driver over real unix sockets, called as the kubelet calls it, and its slices in a double of the API server.
 
-mod api_server;
 mod node;
 mod slices;
 mod support;

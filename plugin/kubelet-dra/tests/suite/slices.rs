@@ -1,20 +1,33 @@
-//! Slices and the status of claims, in an API server over HTTP.
+//! Slices and the status of claims, in a double of the API server. Time is virtual: an hour takes no time.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, Device, DeviceCapacity, DeviceTaint};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{
+    AllocatedDeviceStatus, CounterSet, Device, DeviceCapacity, DeviceTaint, ResourceClaim, ResourceSlice,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::{DeleteParams, ListParams, ObjectMeta};
+use kube::client::Body;
+use kube::{Api, Client};
 use kubelet_dra::{ClaimRef, Claims, PublisherState, SlicePublisher, write_device_status};
-use serde_json::{Value, json};
+use serde_json::Value;
+use shmesh_fake_kubelet::{ApiError, ApiServer, Clock, Verb};
+use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::api_server::{ApiServer, path_of};
-use crate::support::{DRIVER, WATCHDOG, settings, until};
+use crate::support::{DRIVER, WATCHDOG, claim, settings};
+
+/// What the publisher calls itself in the counts of requests.
+const AGENT: &str = "driver";
 
 fn devices(count: usize) -> Vec<Device> {
+    // The server writes it as `1Gi`, or keeps it: both are the same.
     let capacity = DeviceCapacity { value: Quantity("1024Mi".into()), request_policy: None };
     let device = |index| Device {
         name: format!("d{index}"),
@@ -22,6 +35,61 @@ fn devices(count: usize) -> Vec<Device> {
         ..Device::default()
     };
     (0..count).map(device).collect()
+}
+
+/// An API server with the node `n1`, and a directory for the sockets of drivers.
+struct Cluster {
+    server: ApiServer,
+    root: TempDir,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let server = ApiServer::new(Clock::runtime());
+        let cluster = Self { server, root: tempfile::tempdir().expect("a temporary directory") };
+        cluster.create_node();
+        cluster
+    }
+
+    /// Returns the uid of the new node.
+    fn create_node(&self) -> String {
+        let metadata = ObjectMeta { name: Some("n1".into()), ..ObjectMeta::default() };
+        let node = self.server.create(&Node { metadata, ..Node::default() }).expect("it is valid");
+        node.metadata.uid.expect("it has one")
+    }
+
+    fn slices(&self) -> Vec<ResourceSlice> {
+        self.server.list()
+    }
+
+    fn generations(&self) -> Vec<i64> {
+        self.slices().iter().map(|slice| slice.spec.pool.generation).collect()
+    }
+
+    /// Deletes all slices as the kubelet does at its start.
+    async fn wipe(&self) {
+        let api: Api<ResourceSlice> = Api::all(self.server.client("kubelet"));
+        let ours = ListParams::default().fields(&format!("spec.nodeName=n1,spec.driver={DRIVER}"));
+        drop(api.delete_collection(&DeleteParams::default(), &ours).await.expect("it answers"));
+    }
+
+    fn edit(&self, change: impl FnOnce(&mut ResourceSlice)) {
+        let name = self.slices()[0].metadata.name.clone().expect("a name");
+        self.server.update("", &name, change).expect("the edit is valid");
+    }
+
+    fn fail(&self, verb: Verb, resource: &str) {
+        let message = "the server is not well".to_owned();
+        self.server.fail(verb, resource, 1, ApiError { code: 500, reason: "InternalError", message });
+    }
+
+    fn count(&self, matches: impl Fn(Verb) -> bool) -> u64 {
+        self.server.count(|request| request.agent == AGENT && matches(request.verb))
+    }
+
+    fn publish(&self, list: Vec<Device>) -> RunningPublisher {
+        RunningPublisher::start(self.server.client(AGENT), self.root.path(), list)
+    }
 }
 
 struct RunningPublisher {
@@ -32,8 +100,8 @@ struct RunningPublisher {
 }
 
 impl RunningPublisher {
-    fn start(server: &ApiServer, root: &Path, list: Vec<Device>) -> Self {
-        let publisher = SlicePublisher::new(server.client(), &settings(root, "i1"));
+    fn start(client: Client, root: &Path, list: Vec<Device>) -> Self {
+        let publisher = SlicePublisher::new(client, &settings(root, "i1"));
         let (state, stop) = (publisher.state(), CancellationToken::new());
         let (devices, list) = watch::channel(list);
         let task = tokio::spawn(publisher.run(list, stop.clone()));
@@ -45,192 +113,302 @@ impl RunningPublisher {
         reached.expect("the state is reached").expect("it runs").clone()
     }
 
+    /// Waits until as many writes have been made, and all is as it should be.
+    async fn written(&mut self, writes: u64) {
+        let state = self.until(|state| state.published && state.writes >= writes).await;
+        assert_eq!((state.writes, state.error), (writes, None));
+    }
+
     async fn end(self) {
         self.stop.cancel();
         self.task.await.expect("it does not panic");
     }
 }
 
-fn generation(slice: &Value) -> i64 {
-    slice["spec"]["pool"]["generation"].as_i64().expect("a number")
+fn lengths(slices: &[ResourceSlice]) -> Vec<usize> {
+    slices.iter().map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len)).collect()
 }
 
-#[tokio::test]
-async fn slices_are_published_once_and_an_idle_node_writes_nothing() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    // Slices of other nodes and drivers are none of its business.
-    let other = json!({"metadata": {"name": "x", "uid": "x"}, "spec": {"nodeName": "n2", "driver": DRIVER, "pool": {"name": "n2", "generation": 1, "resourceSliceCount": 1}}});
-    server.put("/apis/resource.k8s.io/v1/resourceslices/x", other.clone());
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(200));
-    let state = publishing.until(|state| state.published).await;
-    assert_eq!((state.writes, state.error), (2, None));
-    let slices = server.slices();
-    assert_eq!(slices.len(), 3);
-    assert_eq!(slices[0]["spec"]["devices"].as_array().map(Vec::len), Some(128));
-    assert_eq!(slices[1]["spec"]["devices"].as_array().map(Vec::len), Some(72));
-    assert_eq!(slices[0]["spec"]["pool"], json!({"name": "n1", "generation": 1, "resourceSliceCount": 2}));
-    assert_eq!(slices[0]["spec"]["nodeName"], "n1");
-    let owner =
-        json!({"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-uid-1", "controller": true});
-    assert_eq!(slices[0]["metadata"]["ownerReferences"], json!([owner]));
+#[tokio::test(start_paused = true)]
+async fn slices_are_published_and_changed() {
+    let cluster = Cluster::new();
+    let began = Instant::now();
+    let mut publisher = cluster.publish(devices(200));
+    publisher.written(2).await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    let slices = cluster.slices();
+    assert_eq!(lengths(&slices), [128, 72]);
+    let spec = &slices[0].spec;
+    assert_eq!((spec.pool.name.as_str(), spec.pool.generation, spec.pool.resource_slice_count), ("n1", 1, 2));
+    assert_eq!((spec.node_name.as_deref(), spec.driver.as_str()), (Some("n1"), DRIVER));
+    let node: Node = cluster.server.get("", "n1").expect("it exists");
+    let owner = &slices[0].metadata.owner_references.as_ref().expect("one")[0];
+    assert_eq!((owner.kind.as_str(), Some(&owner.uid)), ("Node", node.metadata.uid.as_ref()));
 
-    // One device changes: one write, and the generation stays. The server's form of a quantity is no difference.
+    // One device changes: one write, and the generation stays.
     let mut changed = devices(200);
-    let taint = DeviceTaint { effect: "NoExecute".into(), key: "k".into(), time_added: None, value: None };
     changed[199].allow_multiple_allocations = Some(true);
-    publishing.devices.send_replace(changed.clone());
-    publishing.until(|state| state.published && state.writes == 3).await;
-    assert!(server.slices()[..2].iter().all(|slice| generation(slice) == 1));
+    publisher.devices.send_replace(changed.clone());
+    publisher.written(3).await;
+    assert_eq!(cluster.generations(), [1, 1]);
     // Taints pass, and fewer tainted devices fit into a slice.
+    let taint = DeviceTaint { effect: "NoExecute".into(), key: "k".into(), ..DeviceTaint::default() };
     changed[0].taints = Some(vec![taint]);
-    publishing.devices.send_replace(changed.clone());
-    publishing.until(|state| state.published && state.writes == 7).await;
-    let slices = server.slices();
-    assert_eq!(slices[0]["spec"]["devices"][0]["taints"], json!([{"effect": "NoExecute", "key": "k"}]));
-    assert!(slices[..4].iter().all(|slice| generation(slice) == 2));
-    publishing.end().await;
-    assert_eq!(server.slices().len(), 5, "slices stay when the driver stops");
+    publisher.devices.send_replace(changed.clone());
+    publisher.written(7).await;
+    let slices = cluster.slices();
+    assert_eq!((lengths(&slices), cluster.generations()), (vec![64, 64, 64, 8], vec![2; 4]));
+    let first = &slices[0].spec.devices.as_ref().expect("devices")[0];
+    assert_eq!(first.taints.as_ref().expect("taints")[0].key, "k");
+    // No devices: an empty slice says that the driver is up.
+    publisher.devices.send_replace(Vec::new());
+    publisher.written(11).await;
+    assert_eq!(lengths(&cluster.slices()), [0]);
+    publisher.end().await;
+    assert_eq!(cluster.slices().len(), 1, "slices stay when the driver stops");
+}
 
+#[tokio::test(start_paused = true)]
+async fn an_idle_node_writes_nothing() {
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(200));
+    publisher.written(2).await;
+    cluster.server.clear_requests();
+    sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(cluster.count(Verb::is_write), 0);
+    let watches = cluster.count(|verb| verb == Verb::Watch);
+    assert_eq!(cluster.count(|_| true), watches, "{:?}", cluster.server.requests());
+    assert!((12..=17).contains(&watches), "{watches}");
+    publisher.end().await;
     // The next instance finds everything as it should be.
-    let mut publishing = RunningPublisher::start(&server, root.path(), changed);
-    let state = publishing.until(|state| state.published).await;
-    assert_eq!(state.writes, 0);
-    publishing.end().await;
-    assert_eq!((server.count("PATCH"), server.count("DELETE"), server.count("POST")), (7, 0, 0));
+    cluster.server.clear_requests();
+    let mut publisher = cluster.publish(devices(200));
+    publisher.written(0).await;
+    publisher.end().await;
+    assert_eq!(cluster.count(Verb::is_write), 0);
 }
 
-#[tokio::test]
-async fn slices_that_are_wiped_come_back() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(300));
-    publishing.until(|state| state.published).await;
-    server.wipe();
-    until(|| server.slices().len() == 3).await;
-    assert!(server.slices().iter().all(|slice| generation(slice) == 2));
+#[tokio::test(start_paused = true)]
+async fn slices_that_are_deleted_come_back() {
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(300));
+    publisher.written(3).await;
+    for wipes in 1..=3 {
+        // Quiet again: the delay begins anew.
+        sleep(Duration::from_secs(120)).await;
+        cluster.wipe().await;
+        assert_eq!(cluster.slices().len(), 0);
+        let began = Instant::now();
+        publisher.written(3 + 3 * wipes).await;
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
+    assert_eq!(cluster.generations(), [4, 4, 4]);
     // One of them: it comes back, and all get the next generation.
-    server.remove(&path_of(&server.slices()[1]));
-    until(|| server.slices().len() == 3 && server.slices().iter().all(|slice| generation(slice) == 3)).await;
-    // Also when the watch has lost its place.
-    let lists = server.count("LIST");
-    server.compact();
-    server.wipe();
-    until(|| server.slices().len() == 3).await;
-    assert!(server.count("LIST") > lists);
-    publishing.end().await;
+    let name = cluster.slices()[1].metadata.name.clone().expect("a name");
+    cluster.server.delete::<ResourceSlice>("", &name).expect("it exists");
+    publisher.written(15).await;
+    assert_eq!(cluster.generations(), [5, 5, 5]);
+    // Also when nothing of it was seen: the server was away, and has forgotten its changes.
+    cluster.server.stop();
+    for slice in cluster.slices() {
+        cluster
+            .server
+            .delete::<ResourceSlice>("", slice.metadata.name.as_deref().expect("a name"))
+            .expect("it exists");
+    }
+    cluster.server.compact();
+    sleep(Duration::from_secs(100)).await;
+    cluster.server.resume();
+    publisher.written(18).await;
+    assert_eq!(cluster.generations(), [6, 6, 6]);
+    publisher.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
+async fn endless_deletions_are_repaired_more_and_more_seldomly() {
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(1));
+    publisher.written(1).await;
+    for _ in 0..600 {
+        cluster.wipe().await;
+        sleep(Duration::from_secs(1)).await;
+    }
+    let writes = publisher.state.borrow().writes;
+    assert!((20..=40).contains(&writes), "{writes} writes in ten minutes");
+    publisher.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn slices_that_are_edited_are_repaired() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(1));
-    publishing.until(|state| state.published).await;
-    let slice = || server.slices()[0].clone();
-    let devices = slice()["spec"]["devices"].clone();
-    server.edit(slice(), |slice| {
-        slice["spec"]["devices"] = json!([]);
-        slice["spec"]["pool"]["resourceSliceCount"] = json!(7);
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(1));
+    publisher.written(1).await;
+    let devices = cluster.slices()[0].spec.devices.clone();
+    cluster.edit(|slice| {
+        slice.spec.devices = None;
+        slice.spec.pool.resource_slice_count = 7;
     });
-    until(|| slice()["spec"]["devices"] == devices && slice()["spec"]["pool"]["resourceSliceCount"] == 1)
-        .await;
-    publishing.end().await;
+    publisher.written(2).await;
+    let slice = &cluster.slices()[0];
+    assert_eq!((&slice.spec.devices, slice.spec.pool.resource_slice_count), (&devices, 1));
+    // An edit that does not matter is left alone.
+    cluster.edit(|slice| slice.metadata.labels = Some(BTreeMap::from([("a".into(), "b".into())])));
+    sleep(Duration::from_secs(60)).await;
+    publisher.written(2).await;
+    publisher.end().await;
 }
 
-#[tokio::test]
-async fn fields_of_other_writers_do_not_stay() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(1));
-    publishing.until(|state| state.published).await;
-    publishing.end().await;
-    let slice = server.slices().remove(0);
-    server.edit(slice, |slice| slice["spec"]["sharedCounters"] = json!([{"name": "c", "counters": {}}]));
-    let stray = json!({"metadata": {"name": "stray", "uid": "s"}, "spec": {"nodeName": "n1", "driver": DRIVER, "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}}});
-    server.put("/apis/resource.k8s.io/v1/resourceslices/stray", stray);
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(1));
-    publishing.until(|state| state.published).await;
-    let slices = server.slices();
-    assert_eq!((slices.len(), &slices[0]["spec"]["sharedCounters"]), (1, &Value::Null));
-    publishing.end().await;
+#[tokio::test(start_paused = true)]
+async fn fields_and_slices_of_other_writers_do_not_stay() {
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(1));
+    publisher.written(1).await;
+    let counters = CounterSet { name: "c".into(), counters: BTreeMap::new() };
+    cluster.edit(|slice| slice.spec.shared_counters = Some(vec![counters]));
+    let mut stray = cluster.slices().remove(0);
+    stray.metadata = ObjectMeta { name: Some("stray".into()), ..ObjectMeta::default() };
+    cluster.server.create(&stray).expect("it is valid");
+    // Those of another node are none of its business.
+    stray.metadata.name = Some("theirs".into());
+    stray.spec.node_name = Some("n2".into());
+    cluster.server.create(&stray).expect("it is valid");
+    sleep(Duration::from_secs(60)).await;
+    assert!(publisher.until(|state| state.published).await.writes > 1);
+    publisher.end().await;
+    let slices = cluster.slices();
+    assert_eq!(slices.len(), 2, "{slices:?}");
+    assert_eq!(
+        (slices[0].spec.shared_counters.as_ref(), slices[1].metadata.name.as_deref()),
+        (None, Some("theirs"))
+    );
 }
 
-#[tokio::test]
+/// A client of a server that does not know the field `allowMultipleAllocations`.
+fn older(client: Client) -> Client {
+    let send = move |request: http::Request<Body>| {
+        let client = client.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let text = body.collect_bytes().await?;
+            let body = match serde_json::from_slice::<Value>(&text) {
+                Ok(mut object) => {
+                    for device in object["spec"]["devices"].as_array_mut().into_iter().flatten() {
+                        device.as_object_mut().expect("an object").remove("allowMultipleAllocations");
+                    }
+                    Body::from(object.to_string().into_bytes())
+                }
+                Err(_) => Body::from(text.to_vec()),
+            };
+            client.send(http::Request::from_parts(parts, body)).await
+        }
+    };
+    Client::new(tower::service_fn(send), "default")
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_the_server_drops_is_written_once() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    server.drop_field("allowMultipleAllocations");
+    let cluster = Cluster::new();
     let mut list = devices(1);
     list[0].allow_multiple_allocations = Some(true);
-    let mut publishing = RunningPublisher::start(&server, root.path(), list.clone());
-    publishing.until(|state| state.published).await;
-    // Two comparisons: after an edit that changes nothing that matters, and after a change of the devices.
-    let slice = server.slices().remove(0);
-    server.edit(slice, |slice| slice["metadata"]["labels"] = json!({"a": "b"}));
-    list.extend(devices(1).into_iter().map(|device| Device { name: "e".into(), ..device }));
-    publishing.devices.send_replace(list);
-    let state = publishing.until(|state| state.published && state.writes > 1).await;
-    assert_eq!(state.writes, 2);
-    publishing.end().await;
-    assert_eq!(server.count("PATCH"), 2);
+    let client = older(cluster.server.client(AGENT));
+    let mut publisher = RunningPublisher::start(client, cluster.root.path(), list.clone());
+    publisher.written(1).await;
+    assert_eq!(
+        cluster.slices()[0].spec.devices.as_ref().expect("devices")[0].allow_multiple_allocations,
+        None
+    );
+    // It is compared again after an edit, and is as good as it can be.
+    cluster.edit(|slice| slice.metadata.labels = Some(BTreeMap::from([("a".into(), "b".into())])));
+    sleep(Duration::from_secs(60)).await;
+    publisher.written(1).await;
+    // A change of the devices is written.
+    list[0].name = "other".into();
+    publisher.devices.send_replace(list);
+    publisher.written(2).await;
+    publisher.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn failures_of_the_server_are_retried_with_a_delay() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    server.fail_next(&[500]);
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(1));
-    let state = publishing.until(|state| state.error.is_some()).await;
-    assert_eq!(state.error.as_deref(), Some("list resourceslices: the server is not well (500)"));
-    let state = publishing.until(|state| state.published).await;
-    assert_eq!(state.error, None);
-    let counts = ["LIST", "GET", "PATCH"].map(|verb| server.count(verb));
-    assert_eq!(counts, [2, 1, 1], "one failure is one more request");
-    publishing.end().await;
+    let cluster = Cluster::new();
+    for (verb, resource, text) in [
+        (Verb::List, "resourceslices", "list resourceslices: the server is not well (500)"),
+        (Verb::Get, "nodes", "get node n1: the server is not well (500)"),
+        (Verb::Patch, "resourceslices", "apply resourceslice"),
+        (Verb::Watch, "resourceslices", "watch resourceslices: the server is not well (500)"),
+    ] {
+        cluster.server.clear_requests();
+        cluster.fail(verb, resource);
+        let mut publisher = cluster.publish(devices(1));
+        let error = publisher.until(|state| state.error.is_some()).await.error.expect("it is set");
+        assert!(error.starts_with(text), "{error}");
+        assert_eq!(publisher.until(|state| state.published).await.error, None);
+        assert!(cluster.count(|_| true) <= 8, "{:?}", cluster.server.requests());
+        publisher.end().await;
+        cluster.wipe().await;
+    }
+    // An hour without a server.
+    cluster.server.stop();
+    let mut publisher = cluster.publish(devices(1));
+    sleep(Duration::from_secs(3_600)).await;
+    let state = publisher.state.borrow().clone();
+    assert!(!state.published && state.error.is_some() && state.writes == 0, "{state:?}");
+    cluster.server.resume();
+    publisher.until(|state| state.published).await;
+    publisher.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_is_made_again_owns_the_slices() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    let mut publishing = RunningPublisher::start(&server, root.path(), devices(1));
-    publishing.until(|state| state.published).await;
-    server.remove("/api/v1/nodes/n1");
-    server.wipe();
-    let state = publishing.until(|state| state.error.is_some()).await;
-    assert_eq!(state.error.as_deref(), Some("get node n1: \"/api/v1/nodes/n1\" not found (404)"));
-    assert_eq!(state.writes, 1, "nothing is written for a node that does not exist");
-    server.put_node("node-uid-2");
-    publishing.until(|state| state.published).await;
-    assert_eq!(server.slices()[0]["metadata"]["ownerReferences"][0]["uid"], "node-uid-2");
-    publishing.end().await;
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(1));
+    publisher.written(1).await;
+    cluster.server.delete::<Node>("", "n1").expect("it exists");
+    // As the garbage collector does.
+    cluster.wipe().await;
+    let state = publisher.until(|state| state.error.is_some()).await;
+    assert_eq!(state.error.as_deref(), Some("get node n1: nodes \"n1\" not found (404)"));
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(publisher.state.borrow().writes, 1, "nothing is written for a node that does not exist");
+    let uid = cluster.create_node();
+    publisher.written(2).await;
+    assert_eq!(cluster.slices()[0].metadata.owner_references.as_ref().expect("one")[0].uid, uid);
+    publisher.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_two_instances_the_older_one_publishes() {
-    let (server, root) = (ApiServer::start().await, tempfile::tempdir().expect("a temporary directory"));
-    let mut old = RunningPublisher::start(&server, root.path(), devices(1));
-    old.until(|state| state.published).await;
-    let mut new = RunningPublisher::start(&server, root.path(), devices(2));
-    // The newer one has tried, and the older one still has its slices repaired.
-    server.wipe();
-    until(|| server.slices().len() == 1).await;
-    assert_eq!(server.slices()[0]["spec"]["devices"].as_array().map(Vec::len), Some(1));
+    let cluster = Cluster::new();
+    let mut old = cluster.publish(devices(1));
+    old.written(1).await;
+    let mut new = cluster.publish(devices(2));
+    sleep(Duration::from_secs(60)).await;
+    cluster.wipe().await;
+    old.written(2).await;
+    assert_eq!(lengths(&cluster.slices()), [1]);
     assert_eq!(*new.state.borrow(), PublisherState::default());
-    old.end().await;
-    new.until(|state| state.published).await;
-    assert_eq!(server.slices()[0]["spec"]["devices"].as_array().map(Vec::len), Some(2));
+    let (stop, task) = (old.stop, old.task);
+    stop.cancel();
+    task.await.expect("it does not panic");
+    new.written(1).await;
+    assert_eq!(lengths(&cluster.slices()), [2]);
     new.end().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn claims_are_read_and_their_devices_described() {
-    let server = ApiServer::start().await;
-    let path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/a";
-    let claim = json!({"kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"namespace": "default", "name": "a", "uid": "u1"}, "spec": {}});
-    server.put(path, claim);
-    let client = server.client();
+    let cluster = Cluster::new();
+    let mut wanted = claim("a", Some(DRIVER));
+    wanted.metadata.uid = None;
+    let created: ResourceClaim = cluster.server.create(&wanted).expect("it is valid");
+    let uid = created.metadata.uid.expect("it has one");
+    let client = cluster.server.client(AGENT);
     let found = client.get("default", "a").await.expect("it answers").expect("it exists");
-    assert_eq!(found.metadata.uid.as_deref(), Some("u1"));
+    assert_eq!(found.metadata.uid.as_ref(), Some(&uid));
     assert_eq!(client.get("default", "b").await.expect("it answers"), None);
-    server.fail_next(&[403]);
+    cluster.fail(Verb::Get, "resourceclaims");
     let refused = client.get("default", "a").await.expect_err("it is refused");
-    assert_eq!(refused, "claim default/a cannot be read from the API server: the server is not well (403)");
+    assert_eq!(refused, "claim default/a cannot be read from the API server: the server is not well (500)");
 
     let reference = |uid: &str| ClaimRef { namespace: "default".into(), name: "a".into(), uid: uid.into() };
     let status = AllocatedDeviceStatus {
@@ -239,22 +417,27 @@ async fn claims_are_read_and_their_devices_described() {
         device: "d0".into(),
         ..AllocatedDeviceStatus::default()
     };
-    write_device_status(&client, DRIVER, &reference("u1"), std::slice::from_ref(&status))
+    let devices = || {
+        let claim: ResourceClaim = cluster.server.get("default", "a").expect("it exists");
+        claim.status.and_then(|status| status.devices).unwrap_or_default()
+    };
+    for _ in 0..2 {
+        write_device_status(&client, DRIVER, &reference(&uid), std::slice::from_ref(&status))
+            .await
+            .expect("it is written");
+        assert_eq!(devices(), std::slice::from_ref(&status));
+    }
+    let replaced = write_device_status(&client, DRIVER, &reference("other"), &[])
         .await
-        .expect("it is written");
-    let devices = json!([{"driver": DRIVER, "pool": "n1", "device": "d0"}]);
-    assert_eq!(server.get(path).expect("it exists")["status"]["devices"], devices);
-    let replaced =
-        write_device_status(&client, DRIVER, &reference("u2"), &[]).await.expect_err("it is another claim");
-    assert!(
-        replaced.starts_with("status of claim default/a cannot be written: Operation cannot"),
-        "{replaced}"
-    );
+        .expect_err("it is another claim");
+    assert!(replaced.starts_with("status of claim default/a cannot be written: "), "{replaced}");
     let other = AllocatedDeviceStatus { driver: "other.example.com".into(), ..status };
     let refused =
-        write_device_status(&client, DRIVER, &reference("u1"), &[other]).await.expect_err("it is refused");
+        write_device_status(&client, DRIVER, &reference(&uid), &[other]).await.expect_err("it is refused");
     assert_eq!(
         refused,
         "device n1/d0 is of driver other.example.com, and only gpu.example.com may be described"
     );
+    write_device_status(&client, DRIVER, &reference(&uid), &[]).await.expect("it is written");
+    assert_eq!(devices(), []);
 }
