@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::dra::Health;
 use crate::pod::{ContainerState, Phase, Pod, PodStatus};
 
 /// A resource of the node in the API server.
@@ -18,6 +19,8 @@ pub struct Quantity {
 struct Entry {
     pod: Pod,
     status: PodStatus,
+    /// Whether the runtime has a sandbox, for which the claims were prepared.
+    sandbox: bool,
 }
 
 #[derive(Debug, Default)]
@@ -29,15 +32,54 @@ struct State {
     all_known: bool,
     /// Containers that ran when the kubelet started.
     survivors: BTreeSet<(String, String)>,
+    /// Pods that have ended and whose claims are not unprepared yet.
+    ending: Vec<Pod>,
 }
 
 /// State that outlives the kubelet.
 #[derive(Debug, Default)]
-pub(crate) struct Api(Mutex<State>);
+pub(crate) struct Api {
+    state: Mutex<State>,
+    health: Mutex<Health>,
+}
 
 impl Api {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the health reports of drivers.
+    pub(crate) fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn has_sandbox(&self, uid: &str) -> bool {
+        self.state().pods.iter().any(|entry| entry.pod.uid == uid && entry.sandbox)
+    }
+
+    pub(crate) fn set_sandbox(&self, uid: &str) {
+        if let Some(entry) = self.state().pods.iter_mut().find(|entry| entry.pod.uid == uid) {
+            entry.sandbox = true;
+        }
+    }
+
+    pub(crate) fn add_ending(&self, pod: Pod) {
+        self.state().ending.push(pod);
+    }
+
+    pub(crate) fn remove_ending(&self, uid: &str) {
+        self.state().ending.retain(|pod| pod.uid != uid);
+    }
+
+    pub(crate) fn ending(&self) -> Vec<Pod> {
+        self.state().ending.clone()
+    }
+
+    /// Returns the pods whose claims the kubelet must not unprepare in its loop.
+    pub(crate) fn with_resources(&self) -> BTreeSet<String> {
+        let mut uids = self.active_uids();
+        uids.extend(self.ending().into_iter().map(|pod| pod.uid));
+        uids
     }
 
     /// Records that a kubelet has started: it knows the running containers from the runtime, and no pod yet.
@@ -74,6 +116,7 @@ impl Api {
                 status.restarts += restarts(&status.state);
                 status.state = ContainerState::default();
             }
+            entry.sandbox = false;
             if entry.status.phase == Phase::Running {
                 entry.status.phase = Phase::Pending;
             }
@@ -88,7 +131,7 @@ impl Api {
         }
         let containers = pod.all().map(|container| (container.name.clone(), Default::default())).collect();
         let status = PodStatus { containers, ..PodStatus::default() };
-        state.pods.push(Entry { pod, status });
+        state.pods.push(Entry { pod, status, sandbox: false });
         true
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use shmesh_kubelet_api::KUBELET_SOCKET;
 
+use crate::apiserver::ApiServer;
 use crate::clock::Clock;
 
 /// Configuration of a node.
@@ -29,15 +30,22 @@ pub struct Config {
     pub seed: u64,
     /// Interval for updating the status of the node and retrying containers.
     pub status_period: Duration,
+    /// The API server; without one, pods cannot use claims.
+    pub api: Option<ApiServer>,
+    /// Name of the node in the API server.
+    pub node_name: String,
 }
 
-/// Effect of an ending stream on a newer registration of the same resource.
+/// Behaviour in races that a newer kubelet does not have any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Race {
-    /// Up to 1.36: plugins are identified by their resource, so the newer one is disconnected permanently.
+    /// Up to 1.36: device plugins are identified by their resource, so the end of a stream disconnects the newer one permanently. A
+    /// pod that never got a claim unprepares it for the only other pod, and a pod that comes while a claim is being unprepared uses
+    /// it.
     #[default]
     ByName,
-    /// Since 1.37 (kubernetes#135437): plugins are identified by their socket too.
+    /// Since 1.37 (kubernetes#135437, #140212, #140527): device plugins are identified by their socket too, and claims in use are
+    /// not unprepared.
     Fixed,
 }
 
@@ -51,6 +59,8 @@ impl Config {
             clock: Clock::runtime(),
             seed: 0,
             status_period: Duration::from_secs(10),
+            api: None,
+            node_name: "node".to_owned(),
         }
     }
 
@@ -90,6 +100,16 @@ impl Paths {
     /// Returns the checkpoint file of the device manager.
     pub fn checkpoint(&self) -> PathBuf {
         self.device_plugins().join("kubelet_internal_checkpoint")
+    }
+
+    /// Returns the checkpoint file of claims.
+    pub fn dra_checkpoint(&self) -> PathBuf {
+        self.root.join("dra_manager_state")
+    }
+
+    /// Returns the directory below which drivers place their sockets and state.
+    pub fn plugins(&self) -> PathBuf {
+        self.root.join("plugins")
     }
 
     /// Returns the directory in which plugins are discovered.

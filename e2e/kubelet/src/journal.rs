@@ -59,6 +59,24 @@ pub enum Event {
     ContainerStarted { pod: String, container: String },
     /// The container could not be started; it will be tried again.
     ContainerFailed { pod: String, container: String, error: String },
+    /// A driver of dynamic resource allocation registered an instance, with this gRPC service.
+    DriverRegistered { driver: String, socket: String, service: String },
+    /// The registration socket of an instance was removed.
+    DriverDeregistered { driver: String, socket: String },
+    /// The connection to an instance was made or has ended.
+    DriverConnection { driver: String, socket: String, connected: bool },
+    /// The slices of the node were deleted; without a name, those of all drivers.
+    SlicesWiped { driver: String, deleted: usize },
+    /// The kubelet called NodePrepareResources for claims, by their uids.
+    PrepareCalled { driver: String, claims: Vec<String> },
+    /// The kubelet called NodeUnprepareResources for claims, by their uids.
+    UnprepareCalled { driver: String, claims: Vec<String> },
+    /// The pod's event `FailedPrepareDynamicResources`; the pod waits, and it will be tried again.
+    PrepareFailed { pod: String, error: String },
+    /// The claims of a pod that has ended could not be unprepared; it will be tried again.
+    UnprepareFailed { pod: String, error: String },
+    /// The claims of a pod that has ended are unprepared, so its status can change.
+    Unprepared { pod: String },
     /// Health of devices changed, so the status of these pods is sent to the API server.
     HealthChanged { pods: Vec<String> },
 }

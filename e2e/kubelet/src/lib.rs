@@ -1,4 +1,4 @@
-//! A fake kubelet: the kubelet's side of the device plugin protocol, as in Kubernetes 1.36.
+//! A fake kubelet: the kubelet's side of the device plugin protocol and of dynamic resource allocation, as in Kubernetes 1.36.
 //!
 //! | file | contents |
 //! |---|---|
@@ -11,9 +11,11 @@
 //! | `apiserver` | [`ApiServer`]: a double of the API server |
 //! | `kubelet.rs` | one run of the kubelet: admission, containers, node status |
 //! | `devices` | the device manager: devices and their allocation |
+//! | `dra` | dynamic resource allocation: claims and their drivers |
 //! | `registry` | registration and discovery of plugins |
 //! | `podresources.rs` | the pod resources server |
 //! | `soak.rs` | [`soak`]: random sequences against an oracle |
+//! | `claim_soak.rs` | [`claim_soak`]: the same for claims |
 //! | `wire` | gRPC with the quirks of grpc-go |
 //! | `names.rs`, `random.rs`, `process.rs` | resource names; a seeded random generator; task groups |
 //!
@@ -21,9 +23,11 @@
 
 mod api;
 mod apiserver;
+mod claim_soak;
 mod clock;
 mod config;
 mod devices;
+mod dra;
 mod journal;
 mod kubelet;
 mod names;
@@ -38,8 +42,10 @@ mod wire;
 
 pub use api::Quantity;
 pub use apiserver::{ApiError, ApiServer, RequestKind, Verb};
+pub use claim_soak::{ClaimReport, ClaimStep, DriverSubject, claim_soak};
 pub use clock::{Clock, Hand};
 pub use config::{Config, Paths, Race};
+pub use dra::PreparedClaim;
 pub use journal::{Event, Record};
 pub use names::is_extended_resource_name;
 pub use node::{Holder, Late, Node};

@@ -8,6 +8,7 @@ use std::{fmt, io};
 use crate::api::{Api, Quantity};
 use crate::clock::Clock;
 use crate::config::{Config, Paths};
+use crate::dra::PreparedClaim;
 use crate::journal::{Event, Journal, Record};
 use crate::kubelet::Kubelet;
 use crate::pod::{ContainerState, ContainerStatus, Phase, Pod, PodStatus};
@@ -172,20 +173,57 @@ impl Node {
         self.pod(&uid).unwrap_or_default()
     }
 
-    /// Deletes a pod; returns whether it existed. The plugin is not called, and the devices are freed at the
-    /// next admission.
+    /// Deletes a pod; returns whether it existed. Device plugins are not called, and their devices are freed at the next admission.
+    /// Claims are unprepared in the background. Without a running kubelet, the pod is deleted by force, and the kubelet unprepares
+    /// its claims in its loop.
     pub fn delete_pod(&self, uid: &str) -> bool {
+        let pod = self.api.pod(uid);
         let deleted = self.api.remove(uid);
+        if let Some((pod, status)) = pod.filter(|(_, status)| status.phase != Phase::Succeeded) {
+            self.end_pod(pod, &status);
+        }
         self.journal.changed();
         deleted
     }
 
-    /// Ends a pod successfully. It stays known but inactive.
+    fn end_pod(&self, pod: Pod, status: &PodStatus) {
+        if pod.claims.is_empty() {
+            return;
+        }
+        // The claims of a pod that was not admitted were never prepared.
+        match self.kubelet().filter(|_| status.phase != Phase::Failed) {
+            Some(kubelet) => {
+                self.api.add_ending(pod.clone());
+                kubelet.end_pod(pod);
+            }
+            None => {
+                if let Some(server) = &self.config.api {
+                    server.release(&pod.uid);
+                }
+            }
+        }
+    }
+
+    /// Returns the claims that the kubelet knows; none if it does not run.
+    pub fn claims(&self) -> Vec<PreparedClaim> {
+        self.kubelet().map(|kubelet| kubelet.dra.all()).unwrap_or_default()
+    }
+
+    /// Returns whether the kubelet is still unpreparing claims of pods that have ended.
+    pub fn is_ending_pods(&self) -> bool {
+        !self.api.ending().is_empty()
+    }
+
+    /// Ends a pod successfully. It stays known but inactive, and its claims are unprepared as by [`Node::delete_pod`].
     pub fn finish_pod(&self, uid: &str) {
+        let pod = self.api.pod(uid);
         self.api.update(uid, |status| {
             status.phase = Phase::Succeeded;
             status.containers.values_mut().for_each(|status| status.state = ContainerState::Completed);
         });
+        if let Some((pod, status)) = pod.filter(|(_, status)| status.phase != Phase::Succeeded) {
+            self.end_pod(pod, &status);
+        }
         self.journal.changed();
     }
 
@@ -218,7 +256,9 @@ impl Node {
         if let Some(kubelet) = self.kubelet() {
             for container in &pod.containers {
                 let Some(of) = status.containers.get_mut(&container.name) else { continue };
-                for (resource, device, health) in kubelet.manager.health_of(uid, &container.name) {
+                let claimed = kubelet.dra.health_of(&pod, container);
+                let devices = kubelet.manager.health_of(uid, &container.name);
+                for (resource, device, health) in devices.into_iter().chain(claimed) {
                     of.devices.entry(resource).or_default().insert(device, health);
                 }
             }

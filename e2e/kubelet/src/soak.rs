@@ -89,7 +89,7 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub struct Failure {
     seed: u64,
-    history: Vec<Step>,
+    history: Vec<String>,
     what: String,
 }
 
@@ -97,7 +97,13 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let last = &self.history[self.history.len().saturating_sub(8)..];
         let Self { seed, history, what } = self;
-        write!(f, "step {} of seed {seed}: {what}; last steps: {last:?}", history.len())
+        write!(f, "step {} of seed {seed}: {what}; last steps: [{}]", history.len(), last.join(", "))
+    }
+}
+
+impl Failure {
+    pub(crate) fn new(seed: u64, history: Vec<String>, what: String) -> Self {
+        Self { seed, history, what }
     }
 }
 
@@ -131,7 +137,8 @@ pub async fn soak<S: Subject>(
         node.clear_events();
     }
     let Run { history, report, .. } = run;
-    outcome.map(|()| report).map_err(|what| Failure { seed, history, what })
+    let history = history.iter().map(|step| format!("{step:?}")).collect();
+    outcome.map(|()| report).map_err(|what| Failure::new(seed, history, what))
 }
 
 struct Run<'a, S> {

@@ -276,6 +276,50 @@ impl ApiServer {
             }
         }
     }
+
+    /// A request of the fake kubelet, which has no connection.
+    fn kubelet_request(&self, verb: Verb, resource: &str) -> Result<(), ApiError> {
+        if self.outage().is_none() {
+            return Err(ApiError::new(503, "ServiceUnavailable", "connect: connection refused"));
+        }
+        self.admit("kubelet", verb, resource)
+    }
+
+    /// Gets an object for the fake kubelet.
+    pub(crate) fn kubelet_get<K: Resource + DeserializeOwned>(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<K, ApiError> {
+        let kind = kind_of::<K>()?;
+        self.kubelet_request(Verb::Get, kind.plural)?;
+        from_value(self.store().get(kind, namespace, name)?)
+    }
+
+    /// Registers the node of the fake kubelet, if it is not registered.
+    pub(crate) fn kubelet_register(&self, node: &str) -> Result<(), ApiError> {
+        let kind = kind_of::<k8s_openapi::api::core::v1::Node>()?;
+        self.kubelet_request(Verb::Get, kind.plural)?;
+        if self.store().get(kind, "", node).is_err() {
+            self.kubelet_request(Verb::Create, kind.plural)?;
+            let labels = serde_json::json!({"kubernetes.io/hostname": node});
+            let value = serde_json::json!({"metadata": {"name": node, "labels": labels}});
+            self.change(|store| store.create(kind, "", value, &Writer::default()))?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the slices of a node, or those of one driver, and returns their number.
+    pub(crate) fn kubelet_wipe(&self, node: &str, driver: Option<&str>) -> Result<usize, ApiError> {
+        let kind = kind_of::<k8s_openapi::api::resource::v1::ResourceSlice>()?;
+        self.kubelet_request(Verb::DeleteCollection, kind.plural)?;
+        let mut fields = format!("spec.nodeName={node}");
+        if let Some(driver) = driver {
+            fields.push_str(&format!(",spec.driver={driver}"));
+        }
+        let selection = Selection::parse(kind, None, Some(&fields), None)?;
+        Ok(self.change(|store| store.delete_collection(kind, &selection)).len())
+    }
 }
 
 fn date(now: Duration) -> Timestamp {

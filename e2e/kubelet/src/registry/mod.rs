@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Race};
 use crate::devices::Manager;
+use crate::dra::Dra;
 use crate::journal::{Event, Journal};
 use crate::process::Process;
 
@@ -33,6 +34,7 @@ pub(crate) struct Registry {
     config: Config,
     journal: Arc<Journal>,
     manager: Arc<Manager>,
+    dra: Arc<Dra>,
     process: Process,
     clients: Mutex<Clients>,
 }
@@ -41,10 +43,10 @@ impl Registry {
     pub(crate) fn new(
         config: Config,
         journal: Arc<Journal>,
-        manager: Arc<Manager>,
+        (manager, dra): (Arc<Manager>, Arc<Dra>),
         process: Process,
     ) -> Arc<Self> {
-        Arc::new(Self { config, journal, manager, process, clients: Mutex::default() })
+        Arc::new(Self { config, journal, manager, dra, process, clients: Mutex::default() })
     }
 
     fn clients(&self) -> MutexGuard<'_, Clients> {

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use shmesh_kubelet_api::pluginregistration::registration_client::RegistrationClient;
 use shmesh_kubelet_api::pluginregistration::{InfoRequest, PluginInfo, RegistrationStatus};
-use shmesh_kubelet_api::{API_VERSION, DEVICE_PLUGIN_TYPE};
+use shmesh_kubelet_api::{API_VERSION, DEVICE_PLUGIN_TYPE, DRA_PLUGIN_TYPE};
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
 use super::Registry;
 use super::watcher::{Sockets, Watcher};
+use crate::dra::Dra;
 use crate::journal::Event;
 use crate::names::is_extended_resource_name;
 use crate::wire::{Authority, Channel, GoError, dial};
@@ -26,11 +27,55 @@ const NOTIFY_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 
+/// The part of the kubelet that handles plugins of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handler {
+    DevicePlugin,
+    Driver,
+}
+
+impl Handler {
+    fn of_type(name: &str) -> Option<Self> {
+        match name {
+            DEVICE_PLUGIN_TYPE => Some(Self::DevicePlugin),
+            DRA_PLUGIN_TYPE => Some(Self::Driver),
+            _ => None,
+        }
+    }
+
+    fn validate(self, info: &PluginInfo, endpoint: &Path) -> Result<(), String> {
+        match self {
+            Self::DevicePlugin => validate(info),
+            Self::Driver => Dra::validate(&info.name, endpoint, &info.supported_versions),
+        }
+    }
+
+    async fn register(
+        self,
+        registry: &Arc<Registry>,
+        info: &PluginInfo,
+        endpoint: &Path,
+    ) -> Result<(), String> {
+        match self {
+            Self::DevicePlugin => registry.connect(&info.name, endpoint, &CancellationToken::new()).await,
+            Self::Driver => registry.dra.register(&info.name, endpoint, &info.supported_versions),
+        }
+    }
+
+    fn deregister(self, registry: &Registry, name: &str, endpoint: &Path) {
+        match self {
+            Self::DevicePlugin => registry.deregister(name, endpoint),
+            Self::Driver => registry.dra.deregister(name, endpoint),
+        }
+    }
+}
+
 /// A plugin that has been registered from its socket.
 #[derive(Clone, Debug)]
 struct FoundSocket {
     made: u64,
-    resource: String,
+    handler: Handler,
+    name: String,
     endpoint: PathBuf,
 }
 
@@ -90,7 +135,7 @@ impl Reconciler {
                 let (path, plugin) = (socket.clone(), plugin.clone());
                 self.start(socket, async move {
                     this.progress().found.remove(&path);
-                    this.registry.deregister(&plugin.resource, &plugin.endpoint);
+                    plugin.handler.deregister(&this.registry, &plugin.name, &plugin.endpoint);
                     Ok(())
                 });
             }
@@ -150,23 +195,22 @@ impl Reconciler {
         let info = self.info(channel).await.map_err(|error| {
             format!("RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {name}, err: {error}")
         })?;
-        if info.r#type != DEVICE_PLUGIN_TYPE {
+        let Some(handler) = Handler::of_type(&info.r#type) else {
             let error = format!(
                 "RegisterPlugin error -- no handler registered for plugin type: {} at socket {name}",
                 info.r#type
             );
             return self.notify(channel, socket, Err(error)).await;
-        }
+        };
         let endpoint =
             if info.endpoint.is_empty() { socket.to_owned() } else { PathBuf::from(&info.endpoint) };
-        if let Err(error) = validate(&info) {
+        if let Err(error) = handler.validate(&info, &endpoint) {
             let error = format!("RegisterPlugin error -- plugin validation failed with err: {error}");
             return self.notify(channel, socket, Err(error)).await;
         }
-        let found = FoundSocket { made, resource: info.name.clone(), endpoint: endpoint.clone() };
+        let found = FoundSocket { made, handler, name: info.name.clone(), endpoint: endpoint.clone() };
         self.progress().found.insert(socket.to_owned(), found);
-        let never = CancellationToken::new();
-        if let Err(error) = self.registry.connect(&info.name, &endpoint, &never).await {
+        if let Err(error) = handler.register(&self.registry, &info, &endpoint).await {
             self.progress().found.remove(socket);
             let error = format!("RegisterPlugin error -- plugin registration failed with err: {error}");
             return self.notify(channel, socket, Err(error)).await;
@@ -174,7 +218,7 @@ impl Reconciler {
         let told = self.notify(channel, socket, Ok(())).await;
         told.map_err(|error| {
             self.progress().found.remove(socket);
-            self.registry.deregister(&info.name, &endpoint);
+            handler.deregister(&self.registry, &info.name, &endpoint);
             format!(
                 "RegisterPlugin error -- failed to send registration status at socket {name}, err: {error}"
             )

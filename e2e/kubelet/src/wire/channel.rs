@@ -23,6 +23,7 @@ pub(crate) struct Channel {
     requests: SendRequest<Body>,
     authority: http::uri::Authority,
     closed: CancellationToken,
+    ended: CancellationToken,
     /// Whether the connection ended without `close`.
     broken: Arc<AtomicBool>,
 }
@@ -40,10 +41,10 @@ impl Channel {
     pub(super) fn new(
         requests: SendRequest<Body>,
         authority: http::uri::Authority,
-        closed: CancellationToken,
+        (closed, ended): (CancellationToken, CancellationToken),
         broken: Arc<AtomicBool>,
     ) -> Self {
-        Self { requests, authority, closed, broken }
+        Self { requests, authority, closed, ended, broken }
     }
 
     /// Ends the connection and every call on it, as `ClientConn.Close` does.
@@ -54,6 +55,13 @@ impl Channel {
     /// Returns when the connection has been closed from this side.
     pub(crate) fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
         self.closed.clone().cancelled_owned()
+    }
+}
+
+impl Channel {
+    /// Returns when the connection has ended from either side.
+    pub(crate) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.ended.clone().cancelled_owned()
     }
 }
 

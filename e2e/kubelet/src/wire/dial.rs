@@ -1,5 +1,6 @@
 //! Connecting to a server: retries until the server speaks HTTP/2, or until the time limit.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -28,7 +29,7 @@ pub(crate) async fn dial(
     let attempts = async {
         let mut pause = FIRST_PAUSE;
         loop {
-            if let Some(channel) = attempt(path, authority, process).await {
+            if let Ok(channel) = attempt(path, authority, process).await {
                 return channel;
             }
             clock.sleep(pause).await;
@@ -62,18 +63,36 @@ where
     }
 }
 
-async fn attempt(path: &Path, authority: &Authority, process: &Process) -> Option<Channel> {
-    let socket = UnixStream::connect(path).await.ok()?;
+/// Connects once. Fails with the error text of Go.
+pub(crate) async fn attempt(
+    path: &Path,
+    authority: &Authority,
+    process: &Process,
+) -> Result<Channel, String> {
+    let socket = UnixStream::connect(path).await.map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+            io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+            _ => error.to_string(),
+        };
+        format!("dial unix {}: connect: {why}", path.display())
+    })?;
     let broken = Arc::new(AtomicBool::new(false));
     let (tap, greeting) = Tap::new(socket, authority.clone(), Arc::clone(&broken));
     let closed = CancellationToken::new();
     let abandoned = closed.clone().drop_guard();
     let streams = Streams { process: process.clone(), closed };
-    let (requests, connection) =
-        hyper::client::conn::http2::handshake(streams.clone(), TokioIo::new(tap)).await.ok()?;
-    streams.execute(connection);
+    let (requests, connection) = hyper::client::conn::http2::handshake(streams.clone(), TokioIo::new(tap))
+        .await
+        .map_err(|error| error.to_string())?;
+    let ended = CancellationToken::new();
+    let over = ended.clone().drop_guard();
+    streams.execute(async move {
+        let _ = connection.await;
+        drop(over);
+    });
     // The server must send its SETTINGS: a listener that does not accept is not a server.
-    greeting.await.ok()?;
+    greeting.await.map_err(|_| "error reading server preface: EOF".to_owned())?;
     let closed = abandoned.disarm();
-    Some(Channel::new(requests, authority.placeholder(), closed, broken))
+    Ok(Channel::new(requests, authority.placeholder(), (closed, ended), broken))
 }

@@ -43,6 +43,11 @@ impl GoError {
         Self { code: Code::DeadlineExceeded, desc: "context deadline exceeded".to_owned() }
     }
 
+    /// There is no connection to the server.
+    pub(crate) fn unavailable(desc: String) -> Self {
+        Self { code: Code::Unavailable, desc }
+    }
+
     fn of_http2(error: &h2::Error) -> Self {
         match error.reason() {
             Some(reason) if error.is_reset() => {

@@ -18,7 +18,7 @@ mod tap;
 
 pub(crate) use authority::Authority;
 pub(crate) use channel::Channel;
-pub(crate) use dial::dial;
+pub(crate) use dial::{attempt, dial};
 pub(crate) use errors::GoError;
 pub(crate) use serve::serve;
 

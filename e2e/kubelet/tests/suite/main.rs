@@ -5,6 +5,9 @@
 mod admission;
 mod allocation;
 mod apiserver;
+mod claim_soak;
+mod claims;
+mod driver;
 mod lists;
 mod plugin;
 mod registration;

@@ -115,7 +115,7 @@ async fn b20_names_types_and_silence() {
     plugin.script(|script| script.info.name = "dev".to_owned());
     let _served = plugin.serve(node.paths().plugins_registry().join("name@reg.sock"));
     let alien = Fake::new(3);
-    alien.script(|script| script.info.r#type = "DRAPlugin".to_owned());
+    alien.script(|script| script.info.r#type = "CSIPlugin".to_owned());
     let path = node.paths().plugins_registry().join("type@reg.sock");
     let _alien = alien.serve(path.clone());
     let silent = Fake::new(3);
@@ -129,7 +129,7 @@ async fn b20_names_types_and_silence() {
     let error = "RegisterPlugin error -- plugin validation failed with err: invalid name of device plugin socket: the ResourceName \"dev\" is invalid";
     assert_eq!(plugin.statuses()[0].error, error);
     let error = format!(
-        "RegisterPlugin error -- no handler registered for plugin type: DRAPlugin at socket {}",
+        "RegisterPlugin error -- no handler registered for plugin type: CSIPlugin at socket {}",
         path.display()
     );
     assert_eq!(alien.statuses()[0].error, error);
