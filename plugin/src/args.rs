@@ -114,6 +114,11 @@ pub(crate) enum Command {
     /// Serve the admission webhook that injects sidecars into new pods
     #[command(after_long_help = format!("{WEBHOOK}{EXIT_CODES}"))]
     Webhook(shmesh_injector::command::Webhook),
+    /// Let no new claim be allocated to this node: its devices get the taint `<domain>/draining`
+    ///
+    /// For the DRA driver, in the container of the plugin. Claims that the node has stay. It lasts until `--undo`, also when
+    /// the node restarts.
+    Drain(DrainArgs),
     /// Create the directory of the identity service's socket for a service that does not run as root
     Prepare(Prepare),
 }
@@ -151,6 +156,20 @@ pub(crate) struct RunArgs {
     /// Uid of this pod, which distinguishes instances of the DRA driver on a node; the process id by default
     #[arg(long, env = "POD_UID", value_name = "UID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) pod_uid: Option<String>,
+}
+
+/// Options of `shmesh-plugin drain`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct DrainArgs {
+    /// Configuration file of the plugin in YAML
+    #[arg(long, value_name = "FILE", env = "SHMESH_PLUGIN_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Override a key of the configuration file, as for the plugin
+    #[arg(long, value_name = "KEY=VALUE", env = "SHMESH_PLUGIN_SET", value_delimiter = ';')]
+    pub(crate) set: Vec<Override>,
+    /// Allow new claims again
+    #[arg(long)]
+    pub(crate) undo: bool,
 }
 
 /// Options of `shmesh-plugin identity`.

@@ -115,9 +115,10 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
         }
     };
     // Daemons write errors to their log; commands write them to standard error.
-    let is_command = matches!(cli.command, Command::Inject(_) | Command::Claim(_));
+    let is_command = matches!(cli.command, Command::Inject(_) | Command::Claim(_) | Command::Drain(_));
     let outcome = match cli.command {
         Command::Claim(args) => injector::claim(&args, &mut std::io::stdout()).map_err(RunError::from),
+        Command::Drain(args) => run::drain(&args),
         Command::Identity(args) if args.check => identity::check(&args),
         Command::Identity(args) => identity::serve(&args),
         Command::Inject(args) => injector::inject(&args, &mut std::io::stdout()).map_err(RunError::from),

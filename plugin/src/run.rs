@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::args::{IdentityArgs, RunArgs};
+use crate::args::{DrainArgs, IdentityArgs, RunArgs};
 use crate::config::{Config, FrontEnd, Limits, Registration, schema};
-use crate::domain::{DomainDriver, DomainService, open_claims};
+use crate::domain::{DomainDriver, DomainService, open_claims, set_draining};
 use crate::events::{Events, log_destination};
 use crate::identity::IdentityService;
 use crate::kubelet::{AllocationTimes, Mode, NodeContext, PluginLock, remove_stale};
@@ -29,6 +29,21 @@ use crate::{RunError, devices, pool_gc};
 const MAX_BLOCKING: usize = 4;
 /// Above this number of units, pod status and device lists become long enough to log a warning.
 const MANY_UNITS: usize = 1000;
+
+/// Capacity of the queue of updates of claims' status.
+const MAX_STATUSES: usize = 256;
+
+/// Begins or ends draining of this node.
+pub(crate) fn drain(args: &DrainArgs) -> Result<(), RunError> {
+    let limits = limits().map_err(RunError::Environment)?;
+    let config = Config::load(args.config.as_deref(), &args.set, &limits);
+    let config = config.map_err(|problems| RunError::Config(problems.into()))?;
+    if config.mode != FrontEnd::Dra {
+        let what = "only the DRA driver can be drained: mode is devicePlugin; use kubectl drain";
+        return Err(RunError::Config(anyhow!(what)));
+    }
+    set_draining(&config.state_directory(), !args.undo).map_err(RunError::Failed)
+}
 
 /// Prints the JSON schema of the configuration.
 pub(crate) fn print_schema() -> Result<(), RunError> {
@@ -185,15 +200,17 @@ async fn serve(
     }
     let dra = match (&claims, &args.node) {
         (Some(claims), Some(node)) => {
+            let (to_statuses, statuses) = mpsc::channel(MAX_STATUSES);
             let driver = DomainDriver {
                 domain,
                 node: node.clone(),
                 claims: claims.clone(),
                 resources: resources.clone(),
                 allocation_times: Arc::clone(&allocation_times),
+                statuses: to_statuses,
             };
             let instance = args.pod_uid.clone().unwrap_or_else(|| std::process::id().to_string());
-            let service = DomainService { driver, instance, memory };
+            let service = DomainService { driver, instance, memory, statuses };
             let stop = stop.clone();
             Some(tokio::spawn(async move {
                 let outcome = service.run(move || latch.open(), stop.clone()).await;

@@ -2,25 +2,33 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use kube::Client;
-use kubelet_dra::{DriverSettings, SlicePublisher, serve};
+use kubelet_dra::{DriverSettings, SlicePublisher, serve, write_device_status};
 use prometheus_client::registry::Registry;
 use shmesh_sys::mount::{FsKind, file_system};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::claim_metrics::ClaimMetrics;
 use super::claim_store::{ClaimStore, StoreSettings};
-use super::driver::{DomainDriver, SharedClaims, device_health};
+use super::drain::is_draining;
+use super::driver::{DomainDriver, SharedClaims, StatusUpdate, device_health};
 use super::slice::devices;
+use crate::REPEATED_LOG;
 use crate::cdi::SpecFiles;
 use crate::config::{Bytes, Config};
 
 /// The kernel's identification of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Interval at which the mark of draining is looked at.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time limit for writing the status of a claim.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the store of claims and repairs what a crash or a reboot left.
 pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<SharedClaims> {
@@ -62,6 +70,8 @@ pub(crate) struct DomainService {
     pub(crate) instance: String,
     /// Memory of the node in bytes.
     pub(crate) memory: u64,
+    /// Updates of status from the driver.
+    pub(crate) statuses: mpsc::Receiver<StatusUpdate>,
 }
 
 impl DomainService {
@@ -71,7 +81,7 @@ impl DomainService {
         ready: impl FnOnce() + Send + 'static,
         stop: CancellationToken,
     ) -> Result<()> {
-        let Self { driver, instance, memory } = self;
+        let Self { driver, instance, memory, statuses } = self;
         let mut resources = driver.resources.clone();
         let node = driver.node.clone();
         let (config, offered) = resources.borrow_and_update().clone();
@@ -86,27 +96,30 @@ impl DomainService {
         let client = kube::Config::infer().await.context("no API server is configured")?;
         let client = Client::try_from(client).context("cannot connect to the API server")?;
 
-        let (to_slices, listed) = watch::channel(devices(&config, &offered, memory, false));
+        let state_directory = config.state_directory();
+        let draining = is_draining(&state_directory);
+        let (to_slices, listed) = watch::channel(devices(&config, &offered, memory, draining));
         let (to_health, health) = watch::channel(device_health(&node, &offered));
         let follow = async move {
-            while resources.changed().await.is_ok() {
+            let mut was_draining = draining;
+            loop {
+                let changed = timeout(DRAIN_POLL_INTERVAL, resources.changed()).await;
+                let draining = is_draining(&state_directory);
+                match changed {
+                    // The plugin stops.
+                    Ok(Err(_)) => return std::future::pending().await,
+                    Err(_) if draining == was_draining => continue,
+                    _ => {}
+                }
+                if draining != was_draining {
+                    info!(draining, "draining changed: a draining node gets no new claims");
+                    was_draining = draining;
+                }
                 let (config, offered) = resources.borrow_and_update().clone();
                 // Unchanged values are not sent: nothing is written while nothing changes.
-                let changed = |new: Vec<_>, old: &mut Vec<_>| {
-                    let is_changed = new != *old;
-                    *old = new;
-                    is_changed
-                };
-                to_slices.send_if_modified(|old| changed(devices(&config, &offered, memory, false), old));
-                to_health.send_if_modified(|old| {
-                    let new = device_health(&node, &offered);
-                    let is_changed = new != *old;
-                    *old = new;
-                    is_changed
-                });
+                replace(&to_slices, devices(&config, &offered, memory, draining));
+                replace(&to_health, device_health(&node, &offered));
             }
-            // The plugin stops.
-            std::future::pending().await
         };
         let publisher = SlicePublisher::new(client.clone(), &settings);
         let mut state = publisher.state();
@@ -116,6 +129,7 @@ impl DomainService {
                 ready();
             }
         });
+        let writing = write_statuses(client.clone(), config.domain.clone(), statuses);
         let publishing = publisher.run(listed, stop.clone());
         let serving = serve(settings, client, Arc::new(driver), health, stop.clone());
         tokio::select! {
@@ -123,8 +137,37 @@ impl DomainService {
                 served.map_err(|error| anyhow!(error).context("the DRA driver cannot be served"))
             }
             () = follow => Ok(()),
+            () = writing => Ok(()),
         }
     }
+}
+
+/// Sends a value if it is another one.
+fn replace<T: PartialEq>(to: &watch::Sender<T>, new: T) {
+    to.send_if_modified(|old| {
+        let is_changed = new != *old;
+        if is_changed {
+            *old = new;
+        }
+        is_changed
+    });
+}
+
+/// Writes updates of status one by one. A failed one is logged, and made up for when the claim is prepared again.
+async fn write_statuses(client: Client, driver: String, mut updates: mpsc::Receiver<StatusUpdate>) {
+    let mut log = REPEATED_LOG;
+    while let Some(StatusUpdate { claim, devices }) = updates.recv().await {
+        let write = write_device_status(&client, &driver, &claim, &devices);
+        let outcome = timeout(STATUS_TIMEOUT, write).await;
+        let outcome = outcome.unwrap_or_else(|_| Err("the API server does not answer".to_owned()));
+        if let Err(error) = outcome
+            && let Some(suppressed) = log.allow(tokio::time::Instant::now().into_std())
+        {
+            warn!(%claim, error, suppressed, "cannot write the status of a claim");
+        }
+    }
+    // The driver is gone, which ends with the service.
+    std::future::pending().await
 }
 
 /// Logs what the node offers to claims.

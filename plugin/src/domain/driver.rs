@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use kubelet_dra::{ClaimRef, DeviceHealth, Driver, HealthState, PreparedDevice};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use super::claim_metrics::ClaimMetrics;
-use super::claim_plan::plan_claim;
+use super::claim_plan::{AllocatedDevice, ClaimGrant, plan_claim};
+use super::claim_status::device_status;
 use super::claim_store::ClaimStore;
 use super::device_names::{ClaimDevice, claim_devices};
 use crate::cdi::CLAIM;
@@ -76,6 +77,15 @@ pub(crate) struct DomainDriver {
     pub(crate) claims: SharedClaims,
     pub(crate) resources: watch::Receiver<(Config, Vec<Arc<Resource>>)>,
     pub(crate) allocation_times: Arc<AllocationTimes>,
+    /// Where updates of status are written. An update that finds the queue full is dropped.
+    pub(crate) statuses: mpsc::Sender<StatusUpdate>,
+}
+
+/// What the status of a claim is to say.
+#[derive(Debug)]
+pub(crate) struct StatusUpdate {
+    pub(crate) claim: ClaimRef,
+    pub(crate) devices: Vec<AllocatedDeviceStatus>,
 }
 
 impl DomainDriver {
@@ -83,7 +93,10 @@ impl DomainDriver {
         &self,
         claim: &ResourceClaim,
     ) -> Result<Vec<PreparedDevice>, (&'static str, String)> {
-        let devices = claim_devices(&self.resources.borrow().1);
+        let (devices, directory) = {
+            let resources = self.resources.borrow();
+            (claim_devices(&resources.1), resources.0.dra.directory.clone())
+        };
         let plan = plan_claim(claim, &self.domain, &self.node, &devices)
             .map_err(|refusal| (refusal.reason(), refusal.to_string()))?;
         let uid = claim.metadata.uid.clone().unwrap_or_default();
@@ -91,7 +104,7 @@ impl DomainDriver {
             // Before the store has it: a sweep that has begun stops.
             self.allocation_times.note(&format!("{}/{}", self.domain, pool.name));
         }
-        let (claims, grant, name) = (self.claims.clone(), plan.grant, uid.clone());
+        let (claims, grant, name) = (self.claims.clone(), plan.grant.clone(), uid.clone());
         let stored = tokio::task::spawn_blocking(move || {
             let mut store = claims.lock();
             let stored = store.prepare(&name, &grant);
@@ -103,7 +116,13 @@ impl DomainDriver {
             Ok(Err(error)) => return Err((error.reason(), error.to_string())),
             Err(error) => return Err(("panic", format!("the driver failed: {error}"))),
         }
-        let prepared = |device: super::claim_plan::AllocatedDevice| PreparedDevice {
+        let directory = directory.join(&uid).display().to_string();
+        if let Some(devices) = device_status(claim, &self.domain, &plan, &directory) {
+            let ClaimGrant { namespace, name, .. } = plan.grant;
+            let claim = ClaimRef { namespace, name, uid: uid.clone() };
+            let _ = self.statuses.try_send(StatusUpdate { claim, devices });
+        }
+        let prepared = |device: AllocatedDevice| PreparedDevice {
             requests: vec![device.request],
             pool: device.pool,
             device: device.device,

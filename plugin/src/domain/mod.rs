@@ -10,6 +10,8 @@
 //! | `claim_store.rs` | directories, groups and CDI specifications of prepared claims |
 //! | `driver.rs` | Prepare and Unprepare, as the kubelet asks for them |
 //! | `domain_service.rs` | registration, slices and health beside it |
+//! | `claim_status.rs` | what the driver says in `status.devices` of a claim |
+//! | `drain.rs` | the mark by which no new claim is allocated to the node |
 //! | `claim_metrics.rs` | metrics of the claims on this node |
 //!
 //! A claim's directory belongs to a group that is leased for this claim, so the containers of another claim cannot
@@ -19,10 +21,12 @@
 mod checkpoint;
 mod claim_metrics;
 mod claim_plan;
+mod claim_status;
 mod claim_store;
 mod device_names;
 mod domain_config;
 mod domain_service;
+mod drain;
 mod driver;
 mod slice;
 
@@ -30,4 +34,5 @@ mod slice;
 mod tests;
 
 pub(crate) use domain_service::{DomainService, open_claims};
+pub(crate) use drain::set_draining;
 pub(crate) use driver::{DomainDriver, SharedClaims};

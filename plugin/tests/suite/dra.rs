@@ -51,8 +51,7 @@ impl DraNode {
         Some(Self { place, server, kubeconfig })
     }
 
-    /// Uid 0 with the groups of claims and without capabilities, as the container of the plugin.
-    fn start(&self) -> Plugin {
+    fn settings(&self) -> Vec<String> {
         let mut settings = self.place.settings();
         let under = |path: &str| self.place.path(path).display().to_string();
         settings.extend([
@@ -62,7 +61,12 @@ impl DraNode {
             format!("dra.pluginsDir={}", under("var/lib/kubelet/plugins")),
             format!("kubelet.pluginsRegistryDir={}", under("var/lib/kubelet/plugins_registry")),
         ]);
-        let plain = Plugin::command(&settings, &[], None);
+        settings
+    }
+
+    /// Uid 0 with the groups of claims and without capabilities, as the container of the plugin.
+    fn start(&self) -> Plugin {
+        let plain = Plugin::command(&self.settings(), &[], None);
         let mut command = Command::new("setpriv");
         let groups = format!("{},{},60001", GIDS[0], GIDS[1]);
         command.args(["--groups", &groups, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
@@ -185,6 +189,15 @@ async fn killed_driver_goes_on_with_its_claims() {
     let spec = fs::read(node.spec(&uid)).unwrap();
     assert!(String::from_utf8_lossy(&spec).contains("SHMESH_CLAIM=radio/a"));
 
+    // The claim says so itself.
+    let ready = || {
+        let claim: ResourceClaim = node.server.get("radio", "a").unwrap();
+        serde_json::to_value(claim.status.unwrap().devices).unwrap()
+    };
+    until("a status", || ready()[0]["conditions"][0]["type"] == "Ready").await;
+    let data = json!({"directory": format!("/dev/shm/shmesh-claims/{uid}"), "bytes": 64 << 20});
+    assert_eq!(ready()[0]["data"], data);
+
     plugin.crash();
     // What a crash leaves, and what only looks like it.
     fs::create_dir(node.directory(B)).unwrap();
@@ -280,5 +293,65 @@ async fn unusable_claims_are_refused_in_words() {
         .await;
     assert_eq!(node.unprepare("a", &node.uid("a")).await, "");
     assert_eq!(node.prepare("c", &node.uid("c")).await.error, "", "as the kubelet retries");
+    plugin.crash();
+}
+
+#[tokio::test]
+async fn drained_node_has_a_taint_until_it_is_undone() {
+    let Some(node) = DraNode::new().await else { return };
+    let taints = || -> Vec<String> {
+        let slices: Vec<ResourceSlice> = node.server.list();
+        let devices = slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        devices.flat_map(|device| device.taints.unwrap_or_default()).map(|taint| taint.key).collect()
+    };
+    let drain = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+        command.arg("drain").args(more);
+        for setting in node.settings() {
+            command.args(["--set", &setting]);
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    // Without a plugin too: it is done when the plugin starts.
+    drain(&[]);
+    let plugin = node.start();
+    node.published().await;
+    assert_eq!(taints(), vec!["shmesh.io/draining"; 4]);
+    drain(&["--undo"]);
+    until("no taint", || taints().is_empty()).await;
+    drain(&["--undo"]);
+    plugin.crash();
+}
+
+#[tokio::test]
+#[ignore = "long: 1,000 claims"]
+async fn a_thousand_claims_come_and_go() {
+    let Some(node) = DraNode::new().await else { return };
+    let began = std::time::Instant::now();
+    let plugin = node.start();
+    node.published().await;
+    let published = began.elapsed();
+    for at in 0..1000 {
+        let name = format!("c{at}");
+        node.claim(&name, A, &config(&json!({"links": [{"name": "fronthaul"}]})));
+        let uid = node.uid(&name);
+        assert_eq!(node.prepare(&name, &uid).await.error, "");
+        fs::write(node.directory(&uid).join("file"), "x").unwrap();
+        assert_eq!(node.unprepare(&name, &uid).await, "");
+    }
+    assert_eq!(node.entries("dev/shm/shmesh-claims"), [] as [&str; 0]);
+    assert_eq!(node.entries("var/run/cdi").iter().filter(|name| name.contains("claim")).count(), 0);
+    let status = fs::read_to_string(format!("/proc/{}/status", plugin.pid())).unwrap();
+    let resident: Vec<_> = status.lines().filter(|line| line.contains("Rss")).collect();
+    eprintln!("slices published {published:?} after the start; {resident:?}");
+    let metrics = plugin.get("/metrics");
+    metrics
+        .lines()
+        .filter(|line| line.contains("claim_prepare_seconds"))
+        .for_each(|line| eprintln!("{line}"));
+    // Status is written for claims that change, and slices never.
+    let count = |resource: &str| node.server.count(|kind| kind.agent != "test" && kind.resource == resource);
+    assert_eq!(count("resourceclaims"), 1000, "one per Prepare");
     plugin.crash();
 }
