@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
 };
@@ -112,18 +113,26 @@ impl Cluster {
 
     /// Creates a pod; unknown fields are errors.
     pub(crate) async fn apply(&self, pod: &Value) -> Result<()> {
+        self.apply_object("pod", &ApiResource::erase::<Pod>(&()), pod).await
+    }
+
+    /// Creates a ResourceClaim; unknown fields are errors.
+    pub(crate) async fn apply_claim(&self, claim: &Value) -> Result<()> {
+        self.apply_object("claim", &ApiResource::erase::<ResourceClaim>(&()), claim).await
+    }
+
+    async fn apply_object(&self, kind: &str, resource: &ApiResource, object: &Value) -> Result<()> {
         let text = |key: &str| {
-            pod["metadata"][key].as_str().with_context(|| format!("a pod without metadata.{key}"))
+            object["metadata"][key].as_str().with_context(|| format!("a {kind} without metadata.{key}"))
         };
         let (namespace, name) = (text("namespace")?, text("name")?);
-        let of_pods = ApiResource::erase::<Pod>(&());
-        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &of_pods);
+        let objects: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, resource);
         let mut params = PatchParams::apply(MANAGER).force();
         params.field_validation = Some(kube::api::ValidationDirective::Strict);
         // The webhook may be unavailable for a moment after its pod was replaced.
-        let what = format!("the pod {namespace}/{name}");
+        let what = format!("the {kind} {namespace}/{name}");
         self.pace
-            .until(&what, async || match pods.patch(name, &params, &Patch::Apply(pod)).await {
+            .until(&what, async || match objects.patch(name, &params, &Patch::Apply(object)).await {
                 Ok(_) => Ok(PollResult::There(())),
                 // The service account appears a moment after its namespace.
                 Err(kube::Error::Api(status)) if status.message.contains("looking up service account") => {

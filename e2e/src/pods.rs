@@ -9,19 +9,26 @@ use crate::wait::PollResult;
 
 pub(crate) const TWO_CONTAINERS: &str = include_str!("../../manifests/samples/two-containers.yaml");
 pub(crate) const TWO_PODS: &str = include_str!("../../manifests/samples/two-pods.yaml");
+pub(crate) const CLAIM: &str = include_str!("../../manifests/samples/claim.yaml");
 pub(crate) const DEVICE_KEYS: &str = include_str!("../pods/device-keys.yaml");
 pub(crate) const SHARE: &str = include_str!("../pods/share.yaml");
 pub(crate) const SIZED: &str = include_str!("../pods/sized.yaml");
 pub(crate) const LATE: &str = include_str!("../pods/late.yaml");
 pub(crate) const TOOL: &str = include_str!("../pods/tool.yaml");
 
+/// Parses the objects of a kind and sets their namespace.
+pub(crate) fn objects(text: &str, kind: &str, namespace: &str) -> Result<Vec<Value>> {
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(text).context("an object of this program is not valid YAML")?;
+    let mut objects: Vec<Value> = documents.into_iter().filter(|one| one["kind"] == kind).collect();
+    objects.iter_mut().for_each(|object| object["metadata"]["namespace"] = namespace.into());
+    Ok(objects)
+}
+
 /// Parses pods and sets their namespace and images from the flags.
 pub(crate) fn prepared(text: &str, namespace: &str, args: &Args) -> Result<Vec<Value>> {
-    let documents: Vec<Value> =
-        serde_saphyr::from_multiple(text).context("a pod of this program is not valid YAML")?;
-    let mut pods: Vec<Value> = documents.into_iter().filter(|one| one["kind"] == "Pod").collect();
+    let mut pods = objects(text, "Pod", namespace)?;
     for pod in &mut pods {
-        pod["metadata"]["namespace"] = namespace.into();
         for container in pod["spec"]["containers"].as_array_mut().into_iter().flatten() {
             let image = container["image"].as_str().unwrap_or_default();
             container["image"] = match image.split(':').next().unwrap_or_default() {

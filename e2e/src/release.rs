@@ -88,6 +88,13 @@ impl Release {
         self.put("upgrade", &values).await
     }
 
+    /// Replaces the device plugin by the DRA driver on all nodes.
+    pub(crate) async fn switch_to_dra(&self) -> Result<()> {
+        let mut values = self.values.clone();
+        values["config"] = json!({"mode": "dra"});
+        self.put("upgrade", &values).await
+    }
+
     /// Rolls back to the first revision.
     pub(crate) async fn roll_back(&self) -> Result<()> {
         let timeout = format!("{}s", self.limit.as_secs());

@@ -56,10 +56,19 @@ seccompProfile: {type: RuntimeDefault}
     - {port: 53, protocol: TCP}
 {{- end }}
 
+{{/* Whether the DRA driver serves the kubelet, and not the device plugin. */}}
+{{- define "shmesh.isDra" -}}
+{{ if eq (.Values.config.mode | default "devicePlugin") "dra" }}true{{ end }}
+{{- end }}
+
 {{/* The resource of the identity service; none where none is advertised. */}}
 {{- define "shmesh.agentResource" -}}
-{{ if ne (dig "identity" "attachments" 256 .Values.config | int) 0 }}agent{{ end }}
+{{ if and (ne (dig "identity" "attachments" 256 .Values.config | int) 0) (not (include "shmesh.isDra" .)) }}agent{{ end }}
 {{- end }}
+
+{{/* The groups of claims: the first, and the number of them. */}}
+{{- define "shmesh.firstGid" -}}{{ dig "dra" "gids" "first" 61000 .Values.config | int }}{{- end }}
+{{- define "shmesh.gidCount" -}}{{ dig "dra" "gids" "count" 256 .Values.config | int }}{{- end }}
 
 {{/* The plugin's configuration: what the user says, and what follows from this pod. */}}
 {{- define "shmesh.pluginConfig" -}}

@@ -22,6 +22,8 @@ CHART = ROOT / "helm"
 NAMESPACE = "shmesh-system"
 # The oldest that the chart allows, the first with the policy, and the newest that has schemas.
 VERSIONS = ["1.31", "1.36", "1.37"]
+# The first with the policy, and with what the DRA driver needs.
+DRA = "1.36"
 # Kinds of others, for which there are no schemas.
 CUSTOM = {"monitoring.coreos.com/v1", "cert-manager.io/v1"}
 POOL = {"name": "fronthaul", "gid": 60001}
@@ -128,7 +130,8 @@ def check_scenarios():
             continue
         expect(found, f"{file.name}: nothing was rendered")
         for one in found:
-            validate(one, file.name, "1.36" if values.get("injector", {}).get("mode") == "policy" else VERSIONS[0])
+            is_new = values.get("injector", {}).get("mode") == "policy" or values.get("config", {}).get("mode") == "dra"
+            validate(one, file.name, DRA if is_new else VERSIONS[0])
             count += 1
         identities = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in found]
         expect(len(identities) == len(set(identities)), f"{file.name}: two objects have one name")
@@ -187,6 +190,72 @@ def check_default():
     return found
 
 
+def check_dra():
+    """The DRA driver: its rights, its directories at the paths that it tells the kubelet, and one mode per node."""
+    pool = {**POOL, "name": "front-haul"}
+    found = objects(render({"config": {"mode": "dra", "pools": [pool]}}))
+    for one in found:
+        validate(one, "dra", DRA)
+    spec = named(found, "DaemonSet")["spec"]["template"]["spec"]
+    groups = spec["securityContext"]["supplementalGroups"]
+    expect(groups == [65532, 60001, *range(61000, 61256)], f"dra: the groups of claims: {groups}")
+    plugin = container({"spec": spec}, "plugin")
+    mounts = {mount["name"]: mount for mount in plugin["volumeMounts"]}
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    expect(not {"device-plugins", "pod-resources"} & set(mounts), "dra: directories of the device plugin")
+    for name, path in (("plugins", "/var/lib/kubelet/plugins"), ("plugins-registry", "/var/lib/kubelet/plugins_registry")):
+        expect(paths[name] == mounts[name]["mountPath"] == path, f"dra: {name} is not where the kubelet sees it")
+        expect(not mounts[name].get("readOnly"), f"dra: {name} is read-only")
+    expect(mounts["claims"]["mountPath"] == "/host/dev/shm/shmesh-claims", "dra: the directory of claims")
+    env = {one["name"]: one for one in plugin["env"]}
+    expect(env["SHMESH_NODE"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName", "dra: the name of the node")
+    expect(env["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid", "dra: the uid of the pod")
+    expect("api" in mounts and not plugin["securityContext"].get("privileged"), "dra: a token, and no privileges")
+    rules = {rule["resources"][0]: rule for rule in named(found, "ClusterRole", "shmesh-plugin-dra")["rules"]}
+    expect(rules["resourceclaims"]["verbs"] == ["get"], "dra: claims are read one by one")
+    expect(set(rules["resourceclaims/status"]["verbs"]) == {"update", "patch"}, "dra: the status of claims")
+    granular = {"associated-node:update", "associated-node:patch"}
+    expect(set(rules["resourceclaims/driver"]["verbs"]) == granular, "dra: the driver's part of the status")
+    expect(rules["resourceclaims/driver"]["resourceNames"] == ["shmesh.io"], "dra: the status of other drivers")
+    slices = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
+    expect(set(rules["resourceslices"]["verbs"]) == slices, "dra: slices")
+    expect(rules["nodes"]["verbs"] == ["get"] and len(rules) == 5, f"dra: more rights than are known here: {list(rules)}")
+    classes = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "DeviceClass"}
+    resources = {name: spec.get("extendedResourceName") for name, spec in classes.items()}
+    wanted = {"shmesh-domain": None, "shmesh-pool-front-haul": "shmesh.io/front-haul"}
+    wanted |= {f"shmesh-{kind}-ipc": f"shmesh.io/{kind}-ipc" for kind in ("gpu", "npu")}
+    expect(resources == wanted, f"dra: classes: {resources}")
+    asked = classes["shmesh-pool-front-haul"]["selectors"][0]["cel"]["expression"]
+    said = 'device.driver == "shmesh.io" && device.attributes["shmesh.io"].kind == "pool" && device.attributes["shmesh.io"].pool == "front-haul"'
+    expect(asked == said, f"dra: the selector of a pool: {asked}")
+    config = yaml.load(named(found, "ConfigMap", "shmesh-plugin")["data"]["plugin.yaml"], Strict)
+    expect(config["mode"] == "dra", "dra: the plugin is not told the mode")
+    config = yaml.load(named(found, "ConfigMap", "shmesh-injector")["data"]["injector.yaml"], Strict)
+    expect(config["agentResource"] == "", "dra: sidecars ask for a resource that no node has")
+    expect(named(found, "NetworkPolicy", "shmesh-plugin")["spec"]["egress"], "dra: the API server is out of reach")
+    policies = [one for one in found if one["kind"] == "ValidatingAdmissionPolicy"]
+    expect({one["metadata"]["name"] for one in policies} == {"shmesh-claims", "shmesh-slices"}, "dra: policies")
+    user = named(policies, "ValidatingAdmissionPolicy", "shmesh-slices")["spec"]["matchConditions"][0]["expression"]
+    expect(f"system:serviceaccount:{NAMESPACE}:shmesh-plugin" in user, f"dra: whose slices: {user}")
+    account = named(found, "ServiceAccount", "shmesh-plugin")["metadata"]["name"]
+    expect(spec["serviceAccountName"] == account, "dra: the policy is about another account")
+    # Nothing of it is there with the device plugin.
+    without = objects(render({"config": {"mode": "devicePlugin", "pools": [pool]}}))
+    default = objects(render({"config": {"pools": [pool]}}))
+    kinds = {one["kind"] for one in without}
+    expect(not kinds & {"DeviceClass", "ValidatingAdmissionPolicy"}, "device plugin: objects of mode dra")
+    same = [one for one in without if one["kind"] != "ConfigMap"] == [one for one in default if one["kind"] != "ConfigMap"]
+    expect(same, "device plugin: writing the default mode changes something")
+    # Two releases of a migration, which share a namespace.
+    values = yaml.load((CHART / "tests/values/dra-without-injector.yaml").read_text(), Strict)
+    second = objects(render(values, name="dra"))
+
+    def names(found):
+        return {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in found}
+
+    expect(not names(second) & names(default), f"dra: two releases are in each other's way: {names(second) & names(default)}")
+
+
 def check_refusals():
     """Values that must be rejected, with a part of the message."""
     cases = [
@@ -202,7 +271,16 @@ def check_refusals():
         ({"config": {"pools": [POOL, {**POOL, "name": "b"}]}}, NAMESPACE, "also the group of pool fronthaul"),
         ({"config": {"pools": [{**POOL, "healthCommand": ["/x"]}]}}, NAMESPACE, "no other program"),
         ({"config": {"cdi": {"enabled": False}}}, NAMESPACE, "config.shm.budget=0"),
+        ({"config": {"mode": "dra", "cdi": {"enabled": False}}}, NAMESPACE, "mounts claims by CDI"),
+        ({"config": {"mode": "dra"}, "injector": {"mode": "policy"}}, NAMESPACE, "set injector.mode=webhook"),
+        ({"config": {"mode": "dra"}, "plugin": {"events": False}}, NAMESPACE, "set plugin.events=true"),
+        ({"config": {"mode": "dra", "dra": {"gids": {"first": 65500}}}}, NAMESPACE, "choose a lower first"),
+        ({"config": {"mode": "dra", "dra": {"gids": {"first": 60000, "count": 2}}, "pools": [POOL]}}, NAMESPACE, "60000 to 60001"),
+        ({"config": {"mode": "dra", "pools": [{**POOL, "name": "Front"}]}}, NAMESPACE, "lower-case letters"),
+        ({"config": {"dra": {"budget": "1Gi"}}}, NAMESPACE, "set config.mode=dra"),
         # By the schema:
+        ({"config": {"mode": "both"}}, NAMESPACE, "mode"),
+        ({"config": {"mode": "dra", "dra": {"gid": 1}}}, NAMESPACE, "gid"),
         ({"config": {"pool": []}}, NAMESPACE, "pool"),
         ({"config": {"pools": [{**POOL, "name": "a/b"}]}}, NAMESPACE, "pattern"),
         ({"config": {"pools": [{**POOL, "name": "-a"}]}}, NAMESPACE, "pattern"),
@@ -259,6 +337,17 @@ def check_config(plugin):
         file.write_text(text.replace("hostRoot: /host", f"hostRoot: {root}"))
         ran = subprocess.run([plugin, "run", "--check", "--config", str(file)], capture_output=True, text=True)
         expect(ran.returncode == 0, f"shmesh-plugin run --check: {ran.stdout} {ran.stderr}")
+    with tempfile.TemporaryDirectory() as root:
+        registry, drivers = pathlib.Path(root, "plugins_registry"), pathlib.Path(root, "plugins")
+        for path in (registry, drivers, pathlib.Path(root, "var/run/cdi"), pathlib.Path(root, "dev/shm")):
+            path.mkdir(parents=True)
+        kubelet, dra = {"pluginsRegistryDir": str(registry)}, {"pluginsDir": str(drivers), "gids": {"first": 62000, "count": 4}}
+        values = {"config": {"mode": "dra", "kubelet": kubelet, "dra": dra, "pools": [POOL]}}
+        text = named(objects(render(values)), "ConfigMap", "shmesh-plugin")["data"]["plugin.yaml"]
+        file = pathlib.Path(root, "plugin.yaml")
+        file.write_text(text.replace("hostRoot: /host", f"hostRoot: {root}"))
+        ran = subprocess.run([plugin, "run", "--check", "--config", str(file)], capture_output=True, text=True)
+        expect(ran.returncode == 0, f"shmesh-plugin run --check, mode dra: {ran.stdout} {ran.stderr}")
     # The command lines of the manifests are ones that the program has.
     for one in objects(render({})):
         pods = [one["spec"]["template"]] if one["kind"] in ("DaemonSet", "Deployment") else []
@@ -295,10 +384,13 @@ def rendered_manifests():
 
 def check_policy(bless):
     """The chart's policies are the injector's, and nothing is left to fill in."""
-    theirs, ours = ROOT / "plugin/injector/policy/policy.yaml", CHART / "policy/policy.yaml"
-    if bless:
-        ours.write_text(theirs.read_text())
-    expect(ours.read_text() == theirs.read_text(), "helm/policy/policy.yaml is not the injector's: run with SHMESH_BLESS=1")
+    for name in ("policy.yaml", "claims.yaml"):
+        theirs, ours = ROOT / "plugin/injector/policy" / name, CHART / "policy" / name
+        if bless:
+            ours.write_text(theirs.read_text())
+        expect(ours.read_text() == theirs.read_text(), f"helm/policy/{name} is not the injector's: run with SHMESH_BLESS=1")
+    text = render({"config": {"mode": "dra"}})["shmesh/templates/claims-policy.yaml"]
+    expect(not re.search(r"@[A-Z]+@", text), "claims: something is not filled in")
     values = yaml.load((CHART / "tests/values/policy.yaml").read_text(), Strict)
     files = render(values)
     text = files["shmesh/templates/injector-policy.yaml"]
@@ -334,11 +426,14 @@ def check_samples(plugin):
     values = {"config": {"pools": [POOL]}}
     config = named(objects(render(values)), "ConfigMap", "shmesh-injector")["data"]["injector.yaml"]
     for file in sorted((ROOT / "manifests/samples").glob("*.yaml")):
+        claims = []
         for one in yaml.load_all(file.read_text(), Strict):
             if not one:
                 continue
             count += 1
-            validate(one, file.name)
+            validate(one, file.name, DRA if one["kind"] == "ResourceClaim" else VERSIONS[0])
+            if one["kind"] == "ResourceClaim":
+                claims.append(one)
             if one["kind"] == "Pod":
                 restricted(one, file.name)
                 for value in one["metadata"].get("annotations", {}).values():
@@ -349,17 +444,24 @@ def check_samples(plugin):
             command = [plugin, "inject", "-f", str(file), "--config", told.name]
             ran = subprocess.run(command, capture_output=True, text=True)
         expect(ran.returncode == 0, f"{file.name}: not injected: {ran.stderr}")
+        if claims:
+            printed = subprocess.run([plugin, "claim", "-f", str(file)], capture_output=True, text=True)
+            same = printed.returncode == 0 and [one for one in yaml.load_all(printed.stdout, Strict)] == claims
+            expect(same, f"{file.name}: its claims are not what the command prints: {printed.stdout} {printed.stderr}")
         for one in yaml.load_all(ran.stdout, Strict):
             if one and one["kind"] == "Pod":
                 validate(one, f"{file.name}, injected")
                 restricted(one, f"{file.name}, injected")
                 sidecars = [each for each in one["spec"].get("initContainers", []) if each["name"] == "shmesh"]
                 # A secondary in a pool has none: the primary's sidecar keeps the link.
+                has_claim = [each for each in one["spec"]["containers"] + sidecars if each["resources"].get("claims") == [{"name": "shmesh"}]]
                 asks = [each for each in one["spec"]["containers"] + sidecars if "shmesh.io/fronthaul" in each["resources"]["limits"]]
+                expect(bool(has_claim) == bool(claims), f"{file.name}: {one['metadata']['name']}: the claim")
+                asks += has_claim
                 expect(sidecars or asks, f"{file.name}: {one['metadata']['name']}: nothing was added")
                 for each in sidecars:
                     agent = {"shmesh.io/agent", "shmesh.io/fronthaul"} & set(each["resources"]["limits"])
-                    expect(len(agent) == 1, f"{file.name}: the sidecar has no identity service: {each['resources']}")
+                    expect(len(agent) + len(each["resources"].get("claims", [])) == 1, f"{file.name}: the sidecar has no identity service: {each['resources']}")
     expect(count >= 3, "manifests/samples: some are missing")
     return count
 
@@ -443,6 +545,7 @@ def main():
     for one in default:
         validate(one, "defaults")
     scenarios = check_scenarios()
+    check_dra()
     refusals = check_refusals()
     check_restarts()
     check_config(given.plugin)

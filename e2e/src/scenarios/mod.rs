@@ -10,9 +10,11 @@
 //! | `device_keys` | a device key works only for the admitted process |
 //! | `kills` | sidecar, applications, plugin, identity service and kubelet are killed in turn |
 //! | `upgrade` | the chart is upgraded and rolled back while messages flow |
+//! | `claim` | a link in a ResourceClaim between pods of different users, in both orders of creation; only if asked for |
 //! | `uninstall` | only documented files remain on the nodes |
 
 mod allocate;
+mod claim;
 mod device_keys;
 mod kills;
 mod share;
@@ -54,6 +56,8 @@ pub(crate) enum Scenario {
     Kills,
     /// The chart is upgraded and rolled back while pods exchange messages
     Upgrade,
+    /// With config.mode=dra, two pods of one ResourceClaim are on one node whichever comes first (Kubernetes 1.36; with --only)
+    Claim,
     /// After uninstalling, nodes have no sockets, no files in pools, and advertise nothing
     Uninstall,
 }
@@ -78,6 +82,11 @@ impl Scenario {
         self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 
+    /// Whether it runs without being asked for. Clusters before Kubernetes 1.36 have no claims of this kind.
+    pub(crate) fn is_default(self) -> bool {
+        self != Self::Claim
+    }
+
     /// Returns the namespace of the scenario's pods.
     pub(crate) fn namespace(self, args: &Args) -> String {
         format!("{}-{}", args.namespace, self.name())
@@ -95,6 +104,7 @@ impl Scenario {
             Self::DeviceKeys => device_keys::run(setup, namespace).await,
             Self::Kills => kills::run(setup, namespace).await,
             Self::Upgrade => upgrade::run(setup, namespace).await,
+            Self::Claim => claim::run(setup, namespace).await,
             Self::Uninstall => uninstall::run(setup, namespace).await,
         }
     }

@@ -210,6 +210,24 @@ mod tests {
         DomainConfig::parse(&all)
     }
 
+    /// The links in what `shmesh-plugin claim` prints need the bytes that it requests.
+    #[test]
+    fn printed_claims_are_accepted() {
+        use shmesh_injector::{Bytes, ClaimKind, Config, claims, manifest::OutputFormat};
+        let pod = "kind: Pod\nmetadata:\n  name: du\n  annotations:\n    shmesh.io/links: |\n      \
+                   - {name: a, ring: {len: 64}, memory: {file_mode: 0660, huge_pages: off}}\n      \
+                   - {name: b, scope: claim/du, side: primary, containers: [x], backing: memfd}\n\
+                   spec: {hostUsers: false, containers: [{name: x}]}\n";
+        let (text, _) =
+            claims(pod, "default", None, &Config::default(), ClaimKind::Claim, OutputFormat::Json).unwrap();
+        let devices = serde_json::from_str::<Value>(&text).unwrap()["spec"]["devices"].take();
+        let parsed = DomainConfig::parse(&devices["config"][0]["opaque"]["parameters"]).unwrap();
+        let asked = &devices["requests"][0]["exactly"]["capacity"]["requests"]["bytes"];
+        let Bytes(asked) = asked.as_str().unwrap().parse().unwrap();
+        assert_eq!(parsed.link_bytes.next_multiple_of(super::super::slice::STEP_BYTES), asked);
+        assert!(parsed.has_user_namespaces && parsed.link_bytes > 0);
+    }
+
     #[test]
     fn defaults_and_all_keys_are_read() {
         assert_eq!(config(json!({})).unwrap(), DomainConfig::default());
