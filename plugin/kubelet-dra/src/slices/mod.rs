@@ -6,6 +6,7 @@
 //! | `plan.rs` | compares the slices that are there with those that should be; pure |
 //! | `equality.rs` | devices that are equal although they are written differently |
 //! | `backoff.rs` | delays of retries and repairs |
+//! | `turn.rs` | which of two instances publishes |
 
 mod backoff;
 mod equality;
@@ -13,5 +14,6 @@ mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod publisher;
+mod turn;
 
 pub use publisher::{PublisherState, SlicePublisher};

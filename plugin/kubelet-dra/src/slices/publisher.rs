@@ -19,8 +19,8 @@ use super::backoff::{Backoff, with_jitter};
 use super::plan::{
     Adoption, Adoptions, PoolIdentity, Slices, canonical_devices, is_same_beside_devices, plan,
 };
+use super::turn::PublisherTurn;
 use crate::api_error::{code_of, text_of};
-use crate::instance_lock::{open, try_lock};
 use crate::settings::DriverSettings;
 
 /// Time limit of one request.
@@ -35,15 +35,11 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const AFTER_DELETION: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Delays before slices that were edited are written again.
 const AFTER_EDIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Interval at which an instance looks whether the one before it has ended.
-const LOCK_INTERVAL: Duration = Duration::from_millis(500);
-/// File in the driver's directory that the publishing instance locks.
-const LOCK_FILE: &str = "publish.lock";
 
 /// What the publisher has achieved so far.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PublisherState {
-    /// Whether the slices are as they should be, as far as the API server has said.
+    /// Whether this instance has made the slices as they should be, as far as the API server has said.
     pub published: bool,
     /// Number of writes to the API server so far, also of those that failed.
     pub writes: u64,
@@ -57,7 +53,7 @@ pub struct PublisherState {
 /// request in about four minutes, to watch. They come back when they are deleted (a kubelet does that at its
 /// start, and when it has lost the driver) or edited. They belong to the Node object, and go with it.
 ///
-/// Of two instances on the node, one publishes: the older one, until it ends.
+/// Of two instances on the node, the newer one publishes, and the older one again if that ends first.
 ///
 /// The driver's account needs `get`, `list`, `watch`, `create`, `patch` and `delete` on `resourceslices` and `get` on `nodes`.
 #[derive(Debug)]
@@ -129,37 +125,28 @@ impl SlicePublisher {
     }
 
     async fn publish(&mut self, devices: &mut watch::Receiver<Vec<Device>>) {
-        let _lock = self.lock().await;
+        let mut turn = PublisherTurn::new(self.directory.clone());
+        loop {
+            let _turn = turn.take().await;
+            tokio::select! {
+                () = turn.until_wanted() => {}
+                () = self.keep_published(devices) => {}
+            }
+            info!(
+                "a newer instance of driver {} publishes the slices of this node; this one waits",
+                self.driver
+            );
+            self.state.send_modify(|state| state.published = false);
+            // It may be another node by the time that this instance goes on.
+            self.node_uid = None;
+        }
+    }
+
+    async fn keep_published(&mut self, devices: &mut watch::Receiver<Vec<Device>>) {
         loop {
             if let ListAgain::After(delay) = self.list_and_watch(devices).await {
                 sleep(with_jitter(delay)).await;
             }
-        }
-    }
-
-    /// Waits until no other instance publishes.
-    async fn lock(&self) -> Option<std::fs::File> {
-        let path = self.directory.join(LOCK_FILE);
-        let mut has_waited = false;
-        loop {
-            let locked = std::fs::create_dir_all(&self.directory).and_then(|()| open(&path));
-            match locked.and_then(|file| Ok(try_lock(&file)?.then_some(file))) {
-                Ok(Some(file)) => return Some(file),
-                Ok(None) if has_waited => {}
-                Ok(None) => {
-                    info!(
-                        "another instance of driver {} publishes the slices of this node; this one waits",
-                        self.driver
-                    );
-                    has_waited = true;
-                }
-                Err(error) => {
-                    // Two publishing instances are better than none.
-                    warn!("{} cannot be locked against other instances: {error}", path.display());
-                    return None;
-                }
-            }
-            sleep(LOCK_INTERVAL).await;
         }
     }
 

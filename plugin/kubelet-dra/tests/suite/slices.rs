@@ -377,22 +377,35 @@ async fn a_node_that_is_made_again_owns_the_slices() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_instances_the_older_one_publishes() {
+async fn of_two_instances_the_newer_one_publishes() {
     let cluster = Cluster::new();
     let mut old = cluster.publish(devices(1));
     old.written(1).await;
+    // It is ready while the older one still runs: a rolling update waits for that.
     let mut new = cluster.publish(devices(2));
+    new.written(1).await;
+    old.until(|state| !state.published).await;
+    // Repairs are its matter now, and what the older one wants is not.
     sleep(Duration::from_secs(60)).await;
     cluster.wipe().await;
-    old.written(2).await;
-    assert_eq!(lengths(&cluster.slices()), [1]);
-    assert_eq!(*new.state.borrow(), PublisherState::default());
-    let (stop, task) = (old.stop, old.task);
-    stop.cancel();
-    task.await.expect("it does not panic");
-    new.written(1).await;
-    assert_eq!(lengths(&cluster.slices()), [2]);
+    new.written(2).await;
+    old.devices.send_replace(devices(5));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((lengths(&cluster.slices()), old.state.borrow().writes), (vec![2], 1));
+    // Nor do two that wait disturb the third.
+    let mut third = cluster.publish(devices(3));
+    third.written(1).await;
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(
+        (old.state.borrow().writes, new.state.borrow().writes, third.state.borrow().writes),
+        (1, 2, 1)
+    );
+    // A rollback: one of those that wait goes on.
     new.end().await;
+    third.end().await;
+    old.written(2).await;
+    assert_eq!(lengths(&cluster.slices()), [5]);
+    old.end().await;
 }
 
 #[tokio::test(start_paused = true)]
