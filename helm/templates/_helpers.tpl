@@ -123,13 +123,14 @@ matchExpressions:
 {{- end }}
 {{- end }}
 
-{{/* Bytes of a quantity such as 16Mi. */}}
+{{/* Bytes of the quantity `sidecar.memory`, rounded up: 16Mi, 16M, 1.5Gi, 16777216. */}}
 {{- define "shmesh.bytes" -}}
 {{- $text := toString . -}}
-{{- if not (regexMatch "^[0-9]+(Ki|Mi|Gi)?$" $text) -}}
-{{- fail (printf "sidecar.memory: %s is not a number of bytes; write one such as 16Mi" $text) -}}
+{{- if not (regexMatch `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$` $text) -}}
+{{- fail (printf "sidecar.memory: %q is not a number of bytes; write 64Mi, 64M or 67108864" $text) -}}
 {{- end -}}
-{{- $number := int64 (regexFind "^[0-9]+" $text) -}}
-{{- $units := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 -}}
-{{- mul $number (index $units (regexFind "[KMG]i$" $text)) -}}
+{{- $number := float64 (regexFind `^\+?[0-9.]+([eE][+-]?[0-9]+)?` $text) -}}
+{{- $units := dict "" 1 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976
+  "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- mulf $number (index $units (regexFind "([KMGTPE]i|[numkMGTPE])$" $text)) | ceil | int64 -}}
 {{- end }}

@@ -293,6 +293,7 @@ def check_refusals():
         ({"plugin": {"maxUnavailable": "some"}}, NAMESPACE, "maxUnavailable"),
         ({"injector": {"mode": "policy", "limits": {"pod": "1Gi"}}}, NAMESPACE, "ResourceQuota"),
         ({"injector": {"mode": "policy"}, "config": {"identity": {"attachments": 0}}}, NAMESPACE, "attachments is 0"),
+        ({"injector": {"mode": "policy"}, "sidecar": {"memory": "64MB"}}, NAMESPACE, "is not a number of bytes; write 64Mi"),
     ]
     for values, namespace, said in cases:
         try:
@@ -396,6 +397,10 @@ def check_policy(bless):
     text = files["shmesh/templates/injector-policy.yaml"]
     expect(not re.search(r"@[A-Z]+@", text), "policy: something is not filled in")
     expect("20971520" in text, "policy: the sidecar's memory is not in it")
+    for memory, size in [("20M", 20_000_000), ("1.5Gi", 3 << 29), (".5Ki", 512), ("1e+09", 10**9), ("1E", 10**18), ("1500m", 2), (1 << 24, 1 << 24)]:
+        files = render({**values, "sidecar": {**values.get("sidecar", {}), "memory": memory}})
+        text = files["shmesh/templates/injector-policy.yaml"]
+        expect(re.search(rf"\b{size}\b", text), f"policy: sidecar.memory {memory!r} is not {size}")
     found = objects(files)
     for kind in ("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"):
         selector = named(found, kind)["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"][0]

@@ -55,9 +55,9 @@ pub struct Args {
     #[arg(long)]
     pub any_file_system: bool,
 
-    /// Bytes that all links together may have, such as 64Mi: those of the ResourceClaim with the IPC directory. No limit by default
-    #[arg(long, env = "SHMESH_BYTES", value_name = "SIZE", value_parser = bytes)]
-    pub max_bytes: Option<u64>,
+    /// Bytes that all links together may have, such as 64Mi: as many as the ResourceClaim with the IPC directory reserves. No limit by default
+    #[arg(long, env = "SHMESH_BYTES", value_name = "SIZE")]
+    pub max_bytes: Option<shmesh::config::Bytes>,
 
     /// Socket of the node's identity service. Without it, only processes in this pid namespace can be identified
     #[arg(long, env = "SHMESH_IDENTITY", value_name = "SOCKET")]
@@ -121,10 +121,6 @@ pub enum Task {
         #[arg(long, default_value = crate::library::PATH, value_name = "FILE")]
         from: PathBuf,
     },
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    shmesh::config::parse_bytes(text).map_err(|error| error.to_string())
 }
 
 fn link_name(text: &str) -> Result<shmesh::config::LinkName, String> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use shmesh::config::{LinkConfig, exact_bytes, format_bytes, from_annotation, from_file};
+use shmesh::config::{Bytes, LinkConfig, from_annotation, from_file};
 use shmesh_sys::mount::{FsKind, file_system};
 
 use crate::args::Args;
@@ -55,7 +55,7 @@ pub fn links(args: &Args) -> Result<Vec<LinkConfig>> {
             bail!("link {} is configured twice; remove one of them", link.name);
         }
     }
-    if let Some(limit) = args.max_bytes {
+    if let Some(Bytes(limit)) = args.max_bytes {
         check_bytes(&links, limit)?;
     }
     if !args.any_file_system {
@@ -70,13 +70,13 @@ fn check_bytes(links: &[LinkConfig], limit: u64) -> Result<()> {
     if sum > limit {
         let each: Vec<_> = links
             .iter()
-            .map(|link| format!("{} {}", link.name.as_str(), format_bytes(link.segment_bytes())))
+            .map(|link| format!("{} {}", link.name.as_str(), Bytes(link.segment_bytes()).rounded()))
             .collect();
         bail!(
             "the links need {sum} bytes ({}), and the limit is {limit} bytes (SHMESH_BYTES, or --max-bytes): request at least \
              bytes: {} in the capacity of the ResourceClaim, or make pools and rings smaller",
             each.join(", "),
-            exact_bytes(sum.checked_next_multiple_of(CLAIM_STEP).unwrap_or(sum))
+            Bytes(sum.checked_next_multiple_of(CLAIM_STEP).unwrap_or(sum))
         );
     }
     Ok(())

@@ -1,25 +1,24 @@
 //! Formatting of numbers for people: the only place that formats sizes, times and rates.
 
-const BINARY: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-
-/// Bytes: `64 B`, `8 KiB`, `24.1 MiB`.
+/// Bytes: `64 B`, `8 KiB`, `24.1 MiB`. Rounded down, so that links of a size that is shown as free fit.
 pub(crate) fn bytes(bytes: u64) -> String {
-    of_bytes(bytes as f64)
+    const UNITS: [(u64, &str); 5] =
+        [(1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| bytes >= *unit) else {
+        return format!("{bytes} B");
+    };
+    let (whole, tenth) = (bytes / unit, bytes % unit * 10 / unit);
+    if tenth == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenth} {name}") }
 }
 
 /// A rate of bytes: `3.1 GiB/s`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates are positive, and fit 64 bits"
+)]
 pub(crate) fn bytes_per_second(rate: f64) -> String {
-    format!("{}/s", of_bytes(rate.round()))
-}
-
-fn of_bytes(mut value: f64) -> String {
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < BINARY.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value.fract() != 0.0);
-    format!("{value:.digits$} {}", BINARY[unit])
+    format!("{}/s", bytes(rate.round() as u64))
 }
 
 /// A time given in nanoseconds: `287 ns`, `3.4 µs`, `1.20 ms`, `2.50 s`.
@@ -101,8 +100,8 @@ mod tests {
     #[test]
     fn numbers_are_short() {
         assert_eq!(
-            [bytes(0), bytes(64), bytes(8192), bytes(25_270_272)],
-            ["0 B", "64 B", "8 KiB", "24.1 MiB"]
+            [0, 1023, 8192, 25_300_000, 3 << 29, u64::MAX].map(bytes),
+            ["0 B", "1023 B", "8 KiB", "24.1 MiB", "1.5 GiB", "16383.9 PiB"]
         );
         assert_eq!(
             [nanos(9.04), nanos(286.6), nanos(3412.0), nanos(1.2e6)],

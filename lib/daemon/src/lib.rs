@@ -8,14 +8,12 @@
 //! | [`admin`], `limited.rs` | `/livez`, `/readyz`, `/metrics`, `/log-level` |
 //! | [`shutdown`] | SIGTERM and SIGINT |
 //! | [`descriptor`] | file descriptors in the event loop |
-//! | [`bytes`] | quantities such as `64Mi` in configurations |
 //! | [`log_limit`] | rate limit for log lines |
 //!
 //! The transport must not depend on this crate.
 
 pub mod admin;
 pub mod args;
-pub mod bytes;
 pub mod descriptor;
 mod limited;
 pub mod readiness;

@@ -3,6 +3,8 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
+use shmesh_sys::quantity::{Bytes, QuantityError};
+
 use crate::path::Text;
 use crate::sys;
 
@@ -95,13 +97,13 @@ fn read() -> Option<Settings> {
         kept_names: Box::default(),
     };
     if let Some(text) = sys::variable(c"SHMESH_POSIX_LIMIT") {
-        settings.limit = bytes(text.to_bytes());
-        if settings.limit.is_none() {
-            complain(
-                c"SHMESH_POSIX_LIMIT",
-                text,
-                b"is not a number of bytes such as 512Mi, so there is no limit",
-            );
+        match text.to_str().map_or(Err(QuantityError::Malformed), str::parse) {
+            Ok(Bytes(limit)) => settings.limit = Some(limit),
+            Err(error) => {
+                let why: Text<256> =
+                    Text::of(&[b"is ", error.as_str().as_bytes(), b"; until then there is no limit"]);
+                complain(c"SHMESH_POSIX_LIMIT", text, why.as_bytes());
+            }
         }
     }
     if let Some(text) = sys::variable(c"SHMESH_POSIX_KEEP") {
@@ -141,14 +143,6 @@ fn complain(name: &CStr, value: &CStr, what: &[u8]) {
     let line: Text<1024> =
         Text::of(&[b"libshmesh_posix: ", name.to_bytes(), b"=", value, more, b" ", what, b"\n"]);
     sys::write_error(line.as_bytes());
-}
-
-/// A number of bytes with an optional `Ki`, `Mi`, `Gi` or `Ti`.
-fn bytes(text: &[u8]) -> Option<u64> {
-    let units: [(&[u8], u32); 4] = [(b"Ki", 10), (b"Mi", 20), (b"Gi", 30), (b"Ti", 40)];
-    let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(*unit)?, *shift)));
-    let (digits, shift) = unit.unwrap_or((text, 0));
-    std::str::from_utf8(digits).ok()?.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// Whether a name matches one of the patterns, which commas separate.

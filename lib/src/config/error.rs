@@ -10,8 +10,8 @@ use super::limits::{
 };
 use super::name::{LinkName, NameError};
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
-use super::quantity::format_bytes;
 use super::show::show_mistake;
+use shmesh_sys::quantity::Bytes;
 
 /// A position in the YAML text, if one is known. Prints as ` (line L, column C)`, or as nothing.
 ///
@@ -169,13 +169,13 @@ pub enum ConfigError {
     /// A pool above [`MAX_SEGMENT_BYTES`].
     #[error(
         "link {link}: pool {pool} would have {}, the limit of a segment is {}; lower its pool_len or buffer size{place}",
-        format_bytes(*.bytes), format_bytes(MAX_SEGMENT_BYTES)
+        Bytes(*.bytes).rounded(), Bytes(MAX_SEGMENT_BYTES).rounded()
     )]
     SegmentTooLarge { link: LinkName, pool: PoolId, bytes: u64, place: Position },
     /// All pools of a link together above [`MAX_SEGMENT_BYTES`].
     #[error(
         "link {link}: its pools would have {} together, the limit is {}; lower a pool_len{place}",
-        format_bytes(*.bytes), format_bytes(MAX_SEGMENT_BYTES)
+        Bytes(*.bytes).rounded(), Bytes(MAX_SEGMENT_BYTES).rounded()
     )]
     LinkTooLarge { link: LinkName, bytes: u64, place: Position },
     /// A ring outside [`MIN_RING_LEN`] to [`MAX_RING_LEN`].

@@ -11,8 +11,8 @@ use serde_saphyr::Spanned;
 use super::error::{ConfigError, Position};
 use super::link::{LinkConfig, PoolPlaces};
 use super::pool::PoolId;
-use super::quantity::{QuantityError, parse_bytes};
 use super::show::shown;
+use shmesh_sys::quantity::{Bytes, QuantityError};
 
 impl Position {
     /// Where a value is written; for an alias, where the anchored value is.
@@ -150,12 +150,13 @@ impl SpannedOption<Leaf> {
             _ => return self.whole(field),
         };
         let place = Position::of(given);
-        match parse_bytes(text) {
-            Ok(value) => Ok(Some((value, place))),
-            Err(QuantityError::TooLarge(found)) => {
+        match text.parse() {
+            Ok(Bytes(value)) => Ok(Some((value, place))),
+            Err(QuantityError::TooLarge) => {
+                let found = text.to_owned();
                 Err(ConfigError::NumberTooLarge { field: field.to_string(), found, place })
             }
-            Err(QuantityError::Malformed(_)) => {
+            Err(QuantityError::Malformed) => {
                 let expected = "a number of bytes such as 65536, 64Ki or 64k; put it in quotes if it has a point or an exponent";
                 Err(wrong_type(field, expected, &given.value, place))
             }

@@ -41,7 +41,6 @@ mod parse;
 #[cfg(feature = "yaml")]
 mod pod;
 mod pool;
-mod quantity;
 #[cfg(feature = "yaml")]
 mod read;
 mod show;
@@ -67,7 +66,7 @@ pub use parse::show_yaml_error;
 #[cfg(feature = "yaml")]
 pub use pod::{PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
-pub use quantity::{QuantityError, exact_bytes, format_bytes, parse_bytes};
 #[cfg(feature = "yaml")]
 pub use read::{ConfigForm, LoadedConfig, from_annotation, from_file, from_yaml};
+pub use shmesh_sys::quantity::{Bytes, QuantityError};
 pub use show::show_mistake;

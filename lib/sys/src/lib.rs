@@ -30,6 +30,7 @@
 //! | [`sched`] | processor affinity |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
 //! | [`sysv`] | System V shared memory of other processes |
+//! | [`quantity`] | numbers of bytes as Kubernetes writes them, which all programs read and show |
 
 pub mod bell;
 pub mod cancel;
@@ -52,6 +53,7 @@ pub mod pidfd;
 pub mod poll;
 pub mod process;
 pub mod procfs;
+pub mod quantity;
 pub mod rlimit;
 pub mod sched;
 pub mod sigbus;

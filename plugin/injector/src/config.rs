@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 /// Configuration of the injector. Keys shared with the device plugin have the same names.
 ///

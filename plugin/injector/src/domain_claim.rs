@@ -11,7 +11,7 @@ use crate::manifest::{ManifestError, OutputFormat, PodName, visit_pods, written}
 use crate::plan::read;
 use crate::pod_claims::{check_name, has_own_users};
 use crate::refusal::Refusal;
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 /// The DeviceClass of the chart whose devices are directories.
 const CLASS: &str = "shmesh-domain";

@@ -12,7 +12,7 @@ use crate::preload::Preload;
 use crate::refusal::Refusal;
 use crate::share::Share;
 use crate::sidecar;
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 /// The result of injecting a pod.
 #[derive(Clone, Debug, PartialEq)]

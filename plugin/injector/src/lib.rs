@@ -72,4 +72,4 @@ pub use inject::{Injection, inject};
 pub use policy::{CLAIMS_POLICY, POLICY, claims_policy, policy};
 pub use quantity::bytes_of;
 pub use refusal::Refusal;
-pub use shmesh_daemon::bytes::Bytes;
+pub use shmesh_sys::quantity::Bytes;

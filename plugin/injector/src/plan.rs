@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use shmesh::Side;
-use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, format_bytes, pod_links};
+use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, pod_links};
 
 use crate::config::Config;
 use crate::edit::escaped;
@@ -12,7 +12,7 @@ use crate::pod::{self, Container, SHM_DIR};
 use crate::pod_claims::{self, PodClaims};
 use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 /// A link and the containers on it.
 #[derive(Debug)]
@@ -196,8 +196,8 @@ impl<'a> Plan<'a> {
         match given {
             Some(given) if given < needed => refuse(
                 "size",
-                format!("{} are less than the {} of the links", Bytes(given), format_bytes(needed)),
-                format!("write at least {}, or remove the annotation", format_bytes(needed)),
+                format!("{} are less than the {} of the links", Bytes(given), Bytes(needed).rounded()),
+                format!("write at least {}, or remove the annotation", Bytes(needed).rounded()),
             ),
             given => {
                 self.memory.directory = given.unwrap_or(needed.max(LEAST_DIRECTORY));

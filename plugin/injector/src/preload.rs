@@ -9,7 +9,7 @@ use crate::plan::read;
 use crate::pod::{self, Container, LIBRARY, LIBRARY_DIR};
 use crate::refusal::Refusal;
 use crate::sidecar::restricted;
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 const VARIABLE: &str = "LD_PRELOAD";
 /// Where containers find the library. glibc replaces `$LIB`; musl does not, finds nothing, and starts programs without the

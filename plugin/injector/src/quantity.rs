@@ -1,7 +1,7 @@
 //! Kubernetes quantities in the JSON of pods.
 
 use serde_json::Value;
-use shmesh::config::{QuantityError, parse_bytes};
+use shmesh_sys::quantity::{Bytes, QuantityError};
 
 /// Parses a quantity, rounded up to an integer as in Kubernetes. Returns `None` if it is invalid.
 ///
@@ -20,11 +20,11 @@ pub fn bytes_of(value: &Value) -> Option<u64> {
         Value::String(text) => text.clone(),
         _ => return None,
     };
-    match parse_bytes(&text) {
-        Ok(bytes) => Some(bytes),
+    match text.parse() {
+        Ok(Bytes(bytes)) => Some(bytes),
         // Saturates at 64 bits.
-        Err(QuantityError::TooLarge(_)) => Some(u64::MAX),
-        Err(QuantityError::Malformed(_)) => None,
+        Err(QuantityError::TooLarge) => Some(u64::MAX),
+        Err(QuantityError::Malformed) => None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Checks that refuse a pod, or warn about settings that may not work.
 
 use serde_json::Value;
-use shmesh::config::{Position, Scope, format_bytes};
+use shmesh::config::{Position, Scope};
 
 use crate::config::{Config, Pool, UserNamespaces};
 use crate::plan::{Plan, tables};
@@ -9,7 +9,7 @@ use crate::pod::{self, Container, INFO_VOLUME, SHM_DIR, SHM_VOLUME, SIDECAR};
 use crate::pod_claims::has_own_users;
 use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 type CheckResult = Result<(), Refusal>;
 
@@ -102,7 +102,7 @@ impl Plan<'_> {
         let over = |limit: Bytes, whose: &str| {
             let what = format!(
                 "the links of this pod have {}, and the limit of {whose} is {limit}",
-                format_bytes(bytes)
+                Bytes(bytes).rounded()
             );
             let remedy = "lower a pool_len or buf_size_bytes, or have the operator raise `limits`";
             // Reports the largest link, because shrinking it helps most.
@@ -161,8 +161,8 @@ impl Plan<'_> {
                 let what = format!(
                     "container {name} has a memory limit of {}, and the page tables of its links ({}) have {}",
                     Bytes(limit),
-                    format_bytes(mapped),
-                    format_bytes(tables(mapped))
+                    Bytes(mapped).rounded(),
+                    Bytes(tables(mapped)).rounded()
                 );
                 Err(self.refuse(self.place_of(name), "memory", what, "raise its limit, or lower a pool_len"))
             }
@@ -194,12 +194,12 @@ impl Plan<'_> {
         let at = self.kept_place();
         let needed = self.memory.charged();
         let too_small = |whose: &str, found: u64, needed: u64| {
-            let what = format!("{whose} is {}, and the links need {}", Bytes(found), format_bytes(needed));
+            let what = format!("{whose} is {}, and the links need {}", Bytes(found), Bytes(needed).rounded());
             self.refuse(
                 at,
                 "memory",
                 what,
-                format!("set it to {} at least, or lower a pool_len", format_bytes(needed)),
+                format!("set it to {} at least, or lower a pool_len", Bytes(needed).rounded()),
             )
         };
         let limit = |path: &str| self.pod.pointer(path).and_then(bytes_of);

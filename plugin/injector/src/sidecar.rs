@@ -5,7 +5,7 @@ use shmesh::config::Scope;
 
 use crate::plan::Plan;
 use crate::pod::{self, INFO_DIR, INFO_VOLUME, SHM_VOLUME, SIDECAR};
-use shmesh_daemon::bytes::Bytes;
+use shmesh_sys::quantity::Bytes;
 
 /// Bytes that the kernel zeroes per second on a slow machine, which extends the startup probe for large
 /// links.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use quantity::Budget;
 pub(crate) use rules::{Limits, check_mount_path, default_gid};
 pub(crate) use shape::conform;
-pub(crate) use shmesh_daemon::bytes::Bytes;
+pub(crate) use shmesh_sys::quantity::Bytes;
 pub(crate) use source::{Override, stamp};
 
 /// Configuration of the device plugin.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use shmesh_daemon::bytes::{Bytes, PATTERN, deserialize_quantity};
+use shmesh_sys::quantity::{self, Bytes, PATTERN, QuantityError};
 
 /// An amount of the node's memory: bytes, or a share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -22,10 +22,10 @@ impl FromStr for Budget {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_suffix('%') {
-            None => text.parse().map(Self::Bytes),
+            None => text.parse().map(Self::Bytes).map_err(|error: QuantityError| error.to_string()),
             Some(share) => match share.parse() {
                 Ok(share @ 0..=100) => Ok(Self::Percent(share)),
-                _ => Err(format!("{text:?} is not a valid share; write 0% to 100%")),
+                _ => Err("not a share of the node's memory; write 0% to 100%".to_owned()),
             },
         }
     }
@@ -52,7 +52,7 @@ impl Budget {
 
 impl<'de> Deserialize<'de> for Budget {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        deserialize_quantity(from)
+        quantity::deserialize(from)
     }
 }
 

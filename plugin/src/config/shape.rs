@@ -81,12 +81,12 @@ impl<'a> ShapeCheck<'a> {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let wrong = if pattern.contains('%') {
             text.parse::<super::Budget>().err()
-        } else if pattern.contains(shmesh_daemon::bytes::PATTERN) {
-            text.parse::<super::Bytes>().err()
+        } else if pattern.contains(shmesh_sys::quantity::PATTERN) {
+            text.parse::<super::Bytes>().err().map(|error| error.to_string())
         } else {
             None
         };
-        wrong.is_none_or(|what| self.say(path, what))
+        wrong.is_none_or(|error| self.say(path, format!("{text:?} is {error}")))
     }
 
     fn inside(&mut self, value: &mut Value, schema: &'a Value, path: &str) -> bool {

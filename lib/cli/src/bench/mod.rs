@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use shmesh_sys::quantity::{Bytes, QuantityError};
 
 use crate::Refusal;
 use crate::args::{self, Dir, Output};
@@ -157,9 +158,11 @@ pub(crate) fn side(args: &SideArgs) -> Result<()> {
 }
 
 fn size(text: &str) -> Result<usize, String> {
-    let size: usize = text.parse().map_err(|_| "not a number of bytes".to_owned())?;
-    let fits = (8..=64 << 20).contains(&size) && size.is_multiple_of(8);
-    if fits { Ok(size) } else { Err("must be a multiple of 8 between 8 and 64 MiB".to_owned()) }
+    let Bytes(size) = text.parse().map_err(|error: QuantityError| error.to_string())?;
+    match usize::try_from(size) {
+        Ok(size @ 8..=0x400_0000) if size.is_multiple_of(8) => Ok(size),
+        _ => Err("must be a multiple of 8 between 8 and 64Mi".to_owned()),
+    }
 }
 
 /// One test: its row in the report, and the tasks of its processes.

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use shmesh::Side;
 use shmesh::config::{Backing, LinkName};
 use shmesh::inspect::{Filter, LostCounts, Tap, View};
+use shmesh_sys::quantity::Bytes;
 
 use crate::args::{Dir, seconds};
 
@@ -58,8 +59,8 @@ pub(crate) struct Args {
     #[arg(long)]
     history: bool,
     /// Maximum bytes to record per part; both parts together are limited to 262112 by Wireshark
-    #[arg(long, value_name = "BYTES", default_value_t = 65_536)]
-    limit_bytes: usize,
+    #[arg(long, value_name = "BYTES", default_value = "65536")]
+    limit_bytes: Bytes,
     /// Stop after this many messages
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -132,7 +133,8 @@ impl CapturedLink {
         let (epoch, backing) = (view.epoch(), view.backing());
         let from = args.from.map(|from| if from == From::Primary { Side::Primary } else { Side::Secondary });
         let filter = Filter { msg_ids: args.msg_id.clone(), cell_ids: args.cell_id.clone(), from };
-        let tap = Tap::new(view, filter).limit_bytes(args.limit_bytes);
+        let tap =
+            Tap::new(view, filter).limit_bytes(usize::try_from(args.limit_bytes.0).unwrap_or(usize::MAX));
         let tap = if args.history { tap.with_history() } else { tap };
         Ok(Self { tap, epoch, backing, looked: Instant::now(), lost: LostCounts::default(), successors: 0 })
     }
@@ -168,7 +170,7 @@ fn record(args: &Args, watched: &mut CapturedLink, told: &Receiver<()>, to: impl
     let mut file = pcapng::PcapngWriter::new(
         BufWriter::with_capacity(1 << 20, to),
         args.link.as_str(),
-        args.limit_bytes == 0,
+        args.limit_bytes == Bytes(0),
     )?;
     file.flush()?;
     let end = args.seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));

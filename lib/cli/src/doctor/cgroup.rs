@@ -7,8 +7,9 @@ use serde_json::json;
 use shmesh_sys::cgroup::{Level, Version};
 
 use super::mounts::{self, Mount};
-use super::source::{Source, Unknown, field, human};
+use super::source::{Source, Unknown, field};
 use super::{Finding, FindingStatus};
+use crate::human;
 
 /// Below this, even a default link may not fit.
 const LITTLE: u64 = 64 << 20;
@@ -126,19 +127,19 @@ pub(super) fn finding(memory: &Result<CgroupMemory, Unknown>) -> Finding {
                      whoever touches them first; in a pod, set a memory limit that covers them.";
         return Finding::new(ID, FindingStatus::Note, value, format!("v{version}, no limit"), means);
     };
-    let shown = format!("v{version}, limit {}, room {}", human(limit), human(room));
+    let shown = format!("v{version}, limit {}, room {}", human::bytes(limit), human::bytes(room));
     let (status, means) = if room < LITTLE {
         let means = format!(
             "Only {} can still be charged: making a larger link here is an OOM kill (SIGKILL), not an error; \
              raise the container's memory limit or let the sidecar make the link.",
-            human(room)
+            human::bytes(room)
         );
         (FindingStatus::Warn, means)
     } else {
         let means = format!(
             "Links made by this container may take {} more; fallocate beyond that is an OOM kill, not an \
              error, and a pod limit above the container's may be smaller still.",
-            human(room)
+            human::bytes(room)
         );
         (FindingStatus::Ok, means)
     };
@@ -173,7 +174,7 @@ pub(super) fn node_finding(node: &Result<NodeMemory, Unknown>) -> Finding {
             ID,
             if node.available < LITTLE { FindingStatus::Warn } else { FindingStatus::Ok },
             json!({ "total_bytes": node.total, "available_bytes": node.available }),
-            format!("{}, {} available", human(node.total), human(node.available)),
+            format!("{}, {} available", human::bytes(node.total), human::bytes(node.available)),
             "All links of all pods on this node share what is available; shared pages are freed only by \
              removing them.",
         ),

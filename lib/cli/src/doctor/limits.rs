@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::identity::{self, CAP_IPC_LOCK};
-use super::source::{Source, Unknown, human};
+use super::source::{Source, Unknown};
 use super::{Finding, FindingStatus, isolation};
+use crate::human;
 
 /// Descriptors of a participant per link: six segments, the lock file, its bell and the sidecar's connection, and a
 /// reserve for the bells of others, or for a link without names.
@@ -64,13 +65,13 @@ fn memlock(limit: Result<Limit, Unknown>, may_lock: bool) -> Finding {
                 "Links need no locked memory, but mlock and cudaHostRegister of pools larger than {} are \
                  refused: raise RLIMIT_MEMLOCK in the container runtime (or systemd's LimitMEMLOCK) to pin \
                  them.",
-                human(soft)
+                human::bytes(soft)
             );
-            Finding::new(ID, FindingStatus::Note, value, human(soft), means)
+            Finding::new(ID, FindingStatus::Note, value, human::bytes(soft), means)
         }
         soft => {
-            let shown =
-                soft.map_or("unlimited".into(), |soft| format!("{}, lifted by CAP_IPC_LOCK", human(soft)));
+            let shown = soft
+                .map_or("unlimited".into(), |soft| format!("{}, lifted by CAP_IPC_LOCK", human::bytes(soft)));
             Finding::new(
                 ID,
                 FindingStatus::Ok,

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use shmesh_sys::quantity::Bytes;
 use source::{Source, Unknown};
 
 use crate::args::Output;
@@ -41,9 +42,9 @@ pub(crate) struct Args {
     /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     pub(crate) output: Output,
-    /// Check whether links of this total size fit: bytes, or a quantity such as 512Mi
-    #[arg(long, value_name = "N", value_parser = source::parse_bytes)]
-    pub(crate) need_bytes: Option<u64>,
+    /// Check whether links of this total size fit, such as 512Mi
+    #[arg(long, value_name = "N")]
+    pub(crate) need_bytes: Option<Bytes>,
     /// Opens a pidfd, to try `pidfd_open`; without it the answer is inferred.
     #[arg(skip)]
     pub(crate) pidfd_open: Option<PidfdOpen>,
@@ -129,7 +130,8 @@ impl Finding {
 
 /// Runs all probes, prints the findings to `out` and returns whether links work here.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitVerdict> {
-    let findings = collect(&Source::new("/"), &args.dir, args.need_bytes, args.pidfd_open);
+    let findings =
+        collect(&Source::new("/"), &args.dir, args.need_bytes.map(|Bytes(bytes)| bytes), args.pidfd_open);
     match args.output {
         Output::Text => report::text(&args.dir, &findings, out)?,
         Output::Json => report::json(&args.dir, &findings, out)?,

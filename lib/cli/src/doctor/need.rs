@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::source::human;
 use super::{Finding, FindingStatus};
+use crate::human;
 
 /// Needed and available memory; `None` is unlimited or unknown.
 #[derive(Clone, Copy, Debug)]
@@ -27,26 +27,28 @@ pub(super) fn finding(capacity: &Capacity) -> Finding {
         reasons.push(format!(
             "the memory cgroup has room for {} only, so creating them causes an OOM kill and not an error: raise \
              the memory limit by {}",
-            human(have),
-            human(need - have)
+            human::bytes(have),
+            human::bytes(need - have)
         ));
     }
     if let Some(have) = short(available) {
-        reasons
-            .push(format!("the node has only {} available: use a larger node or smaller links", human(have)));
+        reasons.push(format!(
+            "the node has only {} available: use a larger node or smaller links",
+            human::bytes(have)
+        ));
     }
     if let Some(have) = short(free) {
         reasons.push(format!(
             "the IPC directory has {} free: enlarge it (sizeLimit of the emptyDir, or more units of \
              shmesh.io/shm) or use `backing: memfd`, which does not count there",
-            human(have)
+            human::bytes(have)
         ));
     }
     let value = json!({
         "need_bytes": need, "fits": reasons.is_empty(),
         "dir_free_bytes": free, "cgroup_room_bytes": room, "node_available_bytes": available,
     });
-    let shown = format!("{} needed", human(need));
+    let shown = format!("{} needed", human::bytes(need));
     if reasons.is_empty() {
         let means = "Links of this size fit now, if this container makes them; in a pod the sidecar makes \
                      and pays for them, so ask there.";

@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::mounts::Mount;
-use super::source::{Source, human};
+use super::source::Source;
 use super::{Finding, FindingStatus, cgroup};
+use crate::human;
 
 /// The directory of the kernel's huge page pools.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
@@ -86,15 +87,15 @@ fn hugetlb(source: &Source) -> Finding {
     })).collect::<Vec<_>>() });
     let list: Vec<String> = pools
         .iter()
-        .map(|pool| format!("{}: {} of {} free", human(pool.page), pool.free, pool.total))
+        .map(|pool| format!("{}: {} of {} free", human::bytes(pool.page), pool.free, pool.total))
         .collect();
     let shown = if list.is_empty() { "none".to_owned() } else { list.join(", ") };
     if let Some(best) = pools.iter().filter(|pool| pool.usable() > 0).min_by_key(|pool| pool.page) {
         let means = format!(
             "`huge_pages: hugetlb` works for links up to {} (pages of {}): faster to attach; the pod must \
              request hugepages-{}i.",
-            human(best.usable()),
-            human(best.page),
+            human::bytes(best.usable()),
+            human::bytes(best.page),
             cgroup_name(best.page).trim_end_matches('B'),
         );
         return Finding::new(ID, FindingStatus::Ok, value, shown, means);

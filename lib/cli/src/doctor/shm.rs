@@ -5,8 +5,9 @@ use shmesh_sys::errno::Errno;
 
 use super::dir::{DirOwner, Facts, Space};
 use super::mounts::Mount;
-use super::source::{Unknown, human};
+use super::source::Unknown;
 use super::{Finding, FindingStatus};
+use crate::human;
 
 /// The default size of `/dev/shm` in container runtimes.
 const DEFAULT: u64 = 64 << 20;
@@ -117,7 +118,7 @@ fn size(space: &Space, mount: Option<&Mount>) -> Finding {
         let means = "The directory has no limit of its own: memory is the only bound, so mind memory.cgroup.";
         return Finding::new("dir.space", FindingStatus::Note, value, "no limit", means);
     };
-    let shown = format!("{}, {} free", human(size), human(free));
+    let shown = format!("{}, {} free", human::bytes(size), human::bytes(free));
     // The runtimes call their default "shm"; one unit of shmesh.io/shm has the same size and is called "tmpfs".
     let by_default = mount.is_none_or(|mount| mount.origin == "shm");
     let (status, means) = if size == DEFAULT && by_default {
@@ -137,7 +138,7 @@ fn size(space: &Space, mount: Option<&Mount>) -> Finding {
     } else {
         (
             FindingStatus::Ok,
-            format!("Links of up to {} in total fit here; more is an error at start.", human(free)),
+            format!("Links of up to {} in total fit here; more is an error at start.", human::bytes(free)),
         )
     };
     Finding::new("dir.space", status, value, shown, means)

@@ -76,49 +76,9 @@ pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
-/// Formats bytes for people: the largest binary unit with a whole part, one decimal, rounded down.
-pub(super) fn human(bytes: u64) -> String {
-    const UNITS: [(u64, &str); 5] =
-        [(1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| bytes >= *unit) else {
-        return format!("{bytes} B");
-    };
-    let (whole, tenth) = (bytes / unit, bytes % unit * 10 / unit);
-    if tenth == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenth} {name}") }
-}
-
-/// Parses a number of bytes: a quantity of Kubernetes, or `64 MiB`.
-pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let compact: String = text.split_whitespace().collect();
-    let quantity = compact.strip_suffix("iB").map_or(compact.clone(), |number| format!("{number}i"));
-    shmesh::config::parse_bytes(&quantity).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_formatted_with_units() {
-        assert_eq!(human(0), "0 B");
-        assert_eq!(human(1023), "1023 B");
-        assert_eq!(human(64 << 20), "64 MiB");
-        assert_eq!(human((1 << 30) + (1 << 29)), "1.5 GiB");
-        assert_eq!(human(u64::MAX), "16383.9 PiB");
-    }
-
-    #[test]
-    fn quantities() {
-        assert_eq!(parse_bytes("4096"), Ok(4096));
-        assert_eq!(parse_bytes("64Mi"), Ok(64 << 20));
-        assert_eq!(parse_bytes("64 MiB"), Ok(64 << 20));
-        assert_eq!(parse_bytes("1G"), Ok(1_000_000_000));
-        assert_eq!(parse_bytes("1.5Gi"), Ok(3 << 29));
-        assert_eq!(parse_bytes("1e9"), Ok(1_000_000_000));
-        for bad in ["", "Mi", "-1", "12 parsecs", "99999999999999999999", "18446744073709551615Ki"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn fields_match_whole_names() {

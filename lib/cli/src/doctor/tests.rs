@@ -110,7 +110,7 @@ fn missing_directory_fails_in_text_and_json() {
     let args = Args {
         dir: PathBuf::from("/nonexistent/shmesh"),
         output: Output::Json,
-        need_bytes: Some(0),
+        need_bytes: Some(Bytes(0)),
         pidfd_open: None,
     };
     let mut out = Vec::new();
@@ -143,6 +143,6 @@ fn arguments() {
     use clap::Parser;
     let cli = Cli::try_parse_from(["x", "--dir", "/a", "--output", "json", "--need-bytes", "2Gi"]).unwrap();
     assert_eq!((cli.args.dir.as_path(), cli.args.output), (Path::new("/a"), Output::Json));
-    assert_eq!(cli.args.need_bytes, Some(2 << 30));
+    assert_eq!(cli.args.need_bytes, Some(Bytes(2 << 30)));
     assert!(Cli::try_parse_from(["x", "--need-bytes", "lots"]).is_err());
 }
