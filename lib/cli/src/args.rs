@@ -2,12 +2,27 @@
 
 use std::path::PathBuf;
 
+use shmesh::config::LinkName;
+
 /// The option for the IPC directory.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Dir {
     /// IPC directory with the links
     #[arg(long, value_name = "DIR", env = shmesh::DIR_VARIABLE, default_value = shmesh::DEFAULT_DIR)]
     pub(crate) dir: PathBuf,
+}
+
+/// The options of a subcommand that reports on one link.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct LinkArgs {
+    /// Name of the link
+    #[arg(value_name = "LINK")]
+    pub(crate) link: LinkName,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// Output format: text or JSON
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
+    pub(crate) output: Output,
 }
 
 /// The output format of a subcommand.

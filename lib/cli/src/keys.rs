@@ -6,14 +6,13 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shmesh::ErrorKind;
 use shmesh::client::{Client, KeyInfo, Mechanism};
-use shmesh::config::LinkName;
 use shmesh::inspect::View;
 
-use crate::args::{Dir, Output};
+use crate::args::{LinkArgs, Output};
 use crate::human;
 use crate::table::Table;
 
-const EXAMPLES: &str = "\
+pub(crate) const EXAMPLES: &str = "\
 Asks the sidecar of the link for all device keys: exporter, size, importers, admitted processes. HASH identifies a key in the audit
 log; keys themselves are never shown. A `closing` key waits for its importers before its memory is freed; an `open` key can be
 imported by every process that knows it.
@@ -27,22 +26,8 @@ Examples:
   shmesh keys fronthaul --output json | jq '[.keys[].size_bytes] | add'
   grep 4f1a09c2d7e6b350 audit.jsonl                history of one key";
 
-/// The options of `shmesh keys`.
-#[derive(clap::Args, Clone, Debug)]
-#[command(after_long_help = EXAMPLES)]
-pub(crate) struct Args {
-    /// Name of the link
-    #[arg(value_name = "LINK")]
-    link: LinkName,
-    #[command(flatten)]
-    dir: Dir,
-    /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
-    output: Output,
-}
-
 /// Prints the device keys.
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(crate) fn run(args: &LinkArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = &args.dir.dir;
     let asked = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.all_keys());
     let (keys, without) = match asked {
@@ -67,7 +52,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-fn text(args: &Args, keys: Option<&[KeyInfo]>, out: &mut dyn Write) -> anyhow::Result<()> {
+fn text(args: &LinkArgs, keys: Option<&[KeyInfo]>, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(keys) = keys else {
         let link = &args.link;
         return Ok(writeln!(out, "link {link} has no sidecar, so there are no device keys")?);

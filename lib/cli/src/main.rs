@@ -27,6 +27,8 @@ use clap::{Parser, Subcommand};
 use shmesh::ErrorKind;
 use shmesh::config::{ConfigError, NameError};
 
+use crate::args::LinkArgs;
+
 /// Exit status after a failure, or if a check found a problem.
 const FAILED: u8 = 1;
 /// Exit status for an invalid command line, as in clap.
@@ -91,9 +93,11 @@ enum Command {
     /// Record the messages of a link for Wireshark
     Capture(capture::Args),
     /// List the processes on a link, as known to its sidecar
-    Who(who::Args),
+    #[command(after_long_help = who::EXAMPLES)]
+    Who(LinkArgs),
     /// List the device keys of a link's sidecar and their importers
-    Keys(keys::Args),
+    #[command(after_long_help = keys::EXAMPLES)]
+    Keys(LinkArgs),
     /// Remove links, and shared memory of other programs, that no process uses
     Rm(rm::Args),
     /// Send numbered messages over an existing link, and count the messages received

@@ -6,14 +6,13 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shmesh::ErrorKind;
 use shmesh::client::{Client, PeerIdentity, Pod, Process, ProcessList, Seat};
-use shmesh::config::LinkName;
 use shmesh::inspect::{SeatView, View};
 
-use crate::args::{Dir, Output};
+use crate::args::{LinkArgs, Output};
 use crate::people;
 use crate::table::Table;
 
-const EXAMPLES: &str = "\
+pub(crate) const EXAMPLES: &str = "\
 Asks the sidecar of the link. TGID is the thread-group id in the outermost pid namespace, by which processes are admitted to
 device keys. Without a sidecar the command shows the seats in shared memory and says so; their pids are written by the
 processes themselves and are not verified.
@@ -26,20 +25,6 @@ Examples:
   shmesh who fronthaul
   shmesh who fronthaul --output json | jq '.processes[] | select(.exports > 0) | .bare_tgid'";
 
-/// The options of `shmesh who`.
-#[derive(clap::Args, Clone, Debug)]
-#[command(after_long_help = EXAMPLES)]
-pub(crate) struct Args {
-    /// Name of the link
-    #[arg(value_name = "LINK")]
-    link: LinkName,
-    #[command(flatten)]
-    dir: Dir,
-    /// Output format: text or JSON
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
-    output: Output,
-}
-
 /// The source of the answer.
 enum ProcessSource {
     Sidecar(ProcessList),
@@ -51,7 +36,7 @@ enum ProcessSource {
 }
 
 /// Prints the processes on the link.
-pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(crate) fn run(args: &LinkArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let answer = ask(args)?;
     match args.output {
         Output::Text => text(args, &answer, out),
@@ -62,7 +47,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-fn ask(args: &Args) -> anyhow::Result<ProcessSource> {
+fn ask(args: &LinkArgs) -> anyhow::Result<ProcessSource> {
     let dir = &args.dir.dir;
     let seen = |served_by| {
         let seats = View::open(dir, &args.link)?.seats();
@@ -77,7 +62,7 @@ fn ask(args: &Args) -> anyhow::Result<ProcessSource> {
     }
 }
 
-fn text(args: &Args, answer: &ProcessSource, out: &mut dyn Write) -> anyhow::Result<()> {
+fn text(args: &LinkArgs, answer: &ProcessSource, out: &mut dyn Write) -> anyhow::Result<()> {
     let all = match answer {
         ProcessSource::Sidecar(all) => all,
         ProcessSource::Segments { served_by, seats } => return segments_text(args, served_by, seats, out),
@@ -114,7 +99,7 @@ fn text(args: &Args, answer: &ProcessSource, out: &mut dyn Write) -> anyhow::Res
 }
 
 fn segments_text(
-    args: &Args,
+    args: &LinkArgs,
     served_by: &str,
     seats: &[SeatView],
     out: &mut dyn Write,
@@ -166,7 +151,7 @@ fn sessions(count: u32) -> String {
     crate::human::plural(count.into(), "session")
 }
 
-fn whole_json(args: &Args, answer: &ProcessSource) -> Value {
+fn whole_json(args: &LinkArgs, answer: &ProcessSource) -> Value {
     let link = args.link.as_str();
     match answer {
         ProcessSource::Segments { served_by, seats } => json!({

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use shmesh_sys::lease::{ATTACHMENTS, BYTES, MARK, PATIENCE, is_marked, marked};
+use shmesh_sys::lease::{self, BYTES, EXECUTE, MARK, PATIENCE, PAUSE, is_marked, marked};
 
 use crate::path::{Text, split};
 use crate::settings::Settings;
@@ -15,7 +15,7 @@ const OWNER_WRITES: u32 = 0o200;
 
 /// Whether a file with these bits may have the mark: it is no program, and a collector can open it.
 pub(crate) fn can_be_marked(mode: u32) -> bool {
-    mode & 0o111 == 0 && mode & OWNER_WRITES != 0
+    mode & EXECUTE == 0 && mode & OWNER_WRITES != 0
 }
 
 /// The rounds of a call whose file comes and goes, or is in the hands of a collector: bounded by time, because a collector may be
@@ -41,7 +41,7 @@ impl Rounds {
             }
             Some(end) if now >= end => false,
             Some(_) => {
-                sys::pause_a_millisecond();
+                sys::pause(PAUSE);
                 true
             }
         }
@@ -149,13 +149,8 @@ fn take(fd: c_int) -> bool {
     match sys::lock(fd, BYTES.start, 1, libc::F_RDLCK) {
         // Open for writing only.
         Err(libc::EBADF) => {
-            let start = u64::from(sys::pid().unsigned_abs()) << 8 | u64::from(fd.unsigned_abs() & 0xFF);
-            let others = ATTACHMENTS.start.saturating_sub(BYTES.start).saturating_sub(1);
-            let free = |step: u64| {
-                let at = start.wrapping_add(step).checked_rem(others).unwrap_or(0);
-                sys::lock(fd, BYTES.start.saturating_add(1).saturating_add(at), 1, libc::F_WRLCK) == Ok(true)
-            };
-            (0..64).any(free)
+            let mut bytes = lease::exclusive_bytes(sys::pid().unsigned_abs(), fd);
+            bytes.any(|at| sys::lock(fd, at, 1, libc::F_WRLCK) == Ok(true))
         }
         // No locks here: as without this library.
         Err(_) => true,

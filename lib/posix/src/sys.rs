@@ -8,6 +8,7 @@
 use std::ffi::{CStr, c_int, c_long, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::time::Duration;
 
 use crate::path::Text;
 
@@ -271,8 +272,9 @@ pub(crate) fn yield_now() {
     unsafe { libc::syscall(libc::SYS_sched_yield) };
 }
 
-pub(crate) fn pause_a_millisecond() {
-    let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Sleeps for less than a second.
+pub(crate) fn pause(time: Duration) {
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
     // SAFETY: the structure lives until the call returns.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, ptr::null_mut::<libc::timespec>()) };
 }

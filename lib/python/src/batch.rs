@@ -354,9 +354,9 @@ impl Batch {
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         match &self.held {
-            BatchContent::Written(loan) if kind.is_none() && !loan.closed() => self.send(),
-            _ => {
-                self.release();
+            BatchContent::Written(loan) => loan.leave(kind, || self.send()),
+            BatchContent::Received(message) => {
+                message.release();
                 Ok(())
             }
         }

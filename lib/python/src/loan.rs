@@ -107,6 +107,19 @@ impl Loan {
         Err(place.as_ref().map_or(1, |hold| (Arc::strong_count(hold) - 1).max(1)))
     }
 
+    /// Ends a `with` block: calls `send`, or drops the loan if there was an exception. Does nothing if it was sent already.
+    pub(crate) fn leave(
+        &self,
+        exception: &Bound<'_, PyAny>,
+        send: impl FnOnce() -> PyResult<()>,
+    ) -> PyResult<()> {
+        if exception.is_none() && !self.closed() {
+            return send();
+        }
+        self.drop();
+        Ok(())
+    }
+
     pub(crate) fn do_send(&self, msg_id: i32, cell_id: i32, notify: bool) -> PyResult<()> {
         let (_, notified) = self.give(msg_id, cell_id, |link, loan| {
             loan.send().map_err(|failed| (Some(failed.loan.into_owned()), failed.error))?;
@@ -218,11 +231,6 @@ impl Loan {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        if !kind.is_none() {
-            self.drop();
-        } else if !self.closed() {
-            self.do_send(0, 0, true)?;
-        }
-        Ok(())
+        self.leave(kind, || self.do_send(0, 0, true))
     }
 }

@@ -10,11 +10,8 @@ use std::time::{Duration, SystemTime};
 use shmesh_sys::{file, lease};
 
 use super::remains::kind_of;
-use super::segments::names;
+use super::segments::{MAX_ENTRIES, names};
 use crate::config::LinkName;
-
-/// Entries of a directory that are looked at.
-const MAX_ENTRIES: usize = 1 << 20;
 
 /// What kind of memory a file is, by its name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -11,7 +11,7 @@ use shmesh_sys::process::ProcessIdentity;
 
 use super::View;
 use super::seat_locks::SeatLocks;
-use super::segments::{LinkPath, is_ours, pool_file};
+use super::segments::{LinkFileKind, LinkPath, MAX_ENTRIES, is_ours, link_file};
 use super::snapshot::{SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
@@ -58,8 +58,6 @@ pub struct Remains {
 
 /// Maximum number of files of a link that are found at once.
 const MAX_FILES: usize = 4096;
-/// Maximum number of directory entries that are read.
-const MAX_ENTRIES: usize = 1 << 20;
 
 impl Remains {
     /// Finds the files of the link `name` in `dir`.
@@ -230,15 +228,11 @@ impl Drop for Remains {
 /// The directory cannot be read.
 pub fn unused_names(dir: &Path, limit: usize) -> io::Result<HashSet<LinkName>> {
     let mut unused = HashSet::new();
-    let entries = std::fs::read_dir(dir)?.take(MAX_ENTRIES).filter_map(io::Result::ok);
-    for entry in entries {
+    for entry in std::fs::read_dir(dir)?.take(MAX_ENTRIES).filter_map(io::Result::ok) {
         if unused.len() >= limit {
             break;
         }
-        let file_name = entry.file_name();
-        let Some(file) = file_name.to_str() else { continue };
-        let link = file.strip_suffix("_shm").or_else(|| Some(pool_file(file)?.0));
-        let Some(name) = link.and_then(|link| link.parse::<LinkName>().ok()) else { continue };
+        let Some((name, LinkFileKind::Ring | LinkFileKind::Pool(_))) = link_file(&entry) else { continue };
         if !unused.contains(&name)
             && is_ours(&entry.path()).unwrap_or(false)
             && is_unused(dir, &name).unwrap_or(false)

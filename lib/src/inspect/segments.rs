@@ -1,7 +1,7 @@
 //! Finding the files of a link, and mapping them read-only.
 
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -42,31 +42,46 @@ use crate::segment::store::{Store, file_name};
 /// ```
 pub fn names(dir: &Path) -> io::Result<Vec<LinkName>> {
     let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(dir)? {
+    for entry in std::fs::read_dir(dir)?.take(MAX_ENTRIES) {
         let entry = entry?;
-        let Ok(file) = entry.file_name().into_string() else { continue };
-        let link = if let Some(link) = file.strip_suffix("_shm") {
-            link
-        } else if let Some((link, _)) = file.rsplit_once(".broker-") {
-            if !entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-                continue;
+        let Some((name, kind)) = link_file(&entry) else { continue };
+        let is_link = match kind {
+            LinkFileKind::Ring => true,
+            LinkFileKind::Socket => entry.file_type().is_ok_and(|kind| kind.is_socket()),
+            LinkFileKind::Pool(pool) => {
+                !pool.is_device() && read_header(&entry.path()).is_some_and(|header| header.is_ok())
             }
-            link
-        } else if let Some((link, pool)) = pool_file(&file) {
-            if read_header(&entry.path()).is_none_or(|header| header.is_err()) || pool.is_device() {
-                continue;
-            }
-            link
-        } else {
-            continue;
         };
-        names.extend(link.parse::<LinkName>());
+        if is_link {
+            names.insert(name);
+        }
     }
     Ok(names.into_iter().collect())
 }
 
-pub(super) fn pool_file(name: &str) -> Option<(&str, PoolId)> {
-    PoolId::ALL.into_iter().find_map(|pool| Some((name.strip_suffix(pool.name())?.strip_suffix('_')?, pool)))
+/// Maximum number of entries of a directory that are read: another process may create any number of files.
+pub(super) const MAX_ENTRIES: usize = 1 << 20;
+
+/// The part of a link that a file has, according to its name.
+pub(super) enum LinkFileKind {
+    Ring,
+    Pool(PoolId),
+    Socket,
+}
+
+/// The link that a file belongs to, according to its name alone.
+pub(super) fn link_file(entry: &DirEntry) -> Option<(LinkName, LinkFileKind)> {
+    let file = entry.file_name().into_string().ok()?;
+    let of_pool = |pool: PoolId| Some((file.strip_suffix(pool.name())?.strip_suffix('_')?, pool));
+    let (link, kind) = if let Some(link) = file.strip_suffix("_shm") {
+        (link, LinkFileKind::Ring)
+    } else if let Some((link, _)) = file.rsplit_once(".broker-") {
+        (link, LinkFileKind::Socket)
+    } else {
+        let (link, pool) = PoolId::ALL.into_iter().find_map(of_pool)?;
+        (link, LinkFileKind::Pool(pool))
+    };
+    Some((link.parse().ok()?, kind))
 }
 
 /// The checked header of a file; `None` if it cannot be read.

@@ -282,21 +282,17 @@ impl<'a, T: Payload + ?Sized> TypedPendingReply<'a, T> {
         Ok(TypedMessage { message, of: PhantomData })
     }
 
-    /// Whether [`try_take`](Self::try_take) has a reply or an error.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.pending.is_ready()
-    }
-
-    /// Whether the last reply was taken, or the request has failed. Nothing more arrives then.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.pending.is_over()
-    }
-
     /// Makes the pending reply independent of the link's handle, as [`PendingReply::into_owned`].
     pub fn into_owned(self) -> OwnedTypedPendingReply<T> {
         OwnedTypedPendingReply { pending: self.pending.into_owned(), payload: *self.payload, of: PhantomData }
+    }
+}
+
+impl<'a, T: ?Sized> Deref for TypedPendingReply<'a, T> {
+    type Target = PendingReply<'a>;
+
+    fn deref(&self) -> &PendingReply<'a> {
+        &self.pending
     }
 }
 
@@ -373,17 +369,13 @@ impl<T: Payload + ?Sized> OwnedTypedPendingReply<T> {
         let taken = self.pending.wait(timeout)?;
         taken.map(|message| owned_value(&self.payload, message)).transpose()
     }
+}
 
-    /// Whether [`try_take`](Self::try_take) has a reply or an error.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.pending.is_ready()
-    }
+impl<T: ?Sized> Deref for OwnedTypedPendingReply<T> {
+    type Target = OwnedPendingReply;
 
-    /// Whether the last reply was taken, or the request has failed. Nothing more arrives then.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.pending.is_over()
+    fn deref(&self) -> &OwnedPendingReply {
+        &self.pending
     }
 }
 

@@ -19,7 +19,7 @@ use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,14 +37,14 @@ pub const BYTES: Range<u64> = 1 << 62..(1 << 62) + (1 << 31);
 pub const ATTACHMENTS: Range<u64> = BYTES.end - (1 << 24)..BYTES.end;
 
 /// Bits that a marked file does not have, so that `chmod -R 1777` on a directory marks nothing.
-const EXECUTE: u32 = 0o111;
+pub const EXECUTE: u32 = 0o111;
 /// How long an opener waits for a collector, which has a file for a few system calls, but may be off its processor between them.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two rounds while a collector has the file.
-const PAUSE: Duration = Duration::from_millis(1);
+/// The pause of an opener between two attempts while a collector has the file.
+pub const PAUSE: Duration = Duration::from_millis(1);
 /// The operation of `fcntl` that chooses the signal of a file lease; the crate `libc` lacks it. The same on all Linux machines.
 const F_SETSIG: i32 = 10;
-/// Bytes that an opening for writing alone tries until it finds one that no other has.
+/// Bytes that an opening for writing alone tries to lock before it fails.
 const MAX_BYTES_TRIED: u64 = 64;
 
 /// The permission bits of a marked file, for those that a program asks for.
@@ -79,15 +79,20 @@ pub fn take(fd: &impl AsFd) -> io::Result<bool> {
 
 /// An opening that may not read cannot share a lock, so it has a byte of its own.
 fn take_to_write(fd: &impl AsFd) -> io::Result<bool> {
-    let others = ATTACHMENTS.start - BYTES.start - 1;
-    // Any start will do, as long as processes rarely have the same.
-    let start = u64::from(std::process::id()) << 8 | u64::from(fd.as_fd().as_raw_fd().unsigned_abs() & 0xFF);
-    for step in 0..MAX_BYTES_TRIED {
-        if lock(fd, BYTES.start + 1 + (start + step) % others, libc::F_WRLCK)? {
+    for at in exclusive_bytes(std::process::id(), fd.as_fd().as_raw_fd()) {
+        if lock(fd, at, libc::F_WRLCK)? {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// The bytes that an opening for writing alone tries to lock, in this order: any will do, as long as two openings rarely begin with
+/// the same one.
+pub fn exclusive_bytes(process: u32, fd: RawFd) -> impl Iterator<Item = u64> {
+    let others = const { ATTACHMENTS.start - BYTES.start - 1 };
+    let start = u64::from(process) << 8 | u64::from(fd.unsigned_abs() & 0xFF);
+    (start..start + MAX_BYTES_TRIED).map(move |at| BYTES.start + 1 + at % others)
 }
 
 fn lock(fd: &impl AsFd, at: u64, kind: i32) -> Result<bool, Errno> {
