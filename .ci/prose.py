@@ -9,7 +9,7 @@ It reports, in comments, strings and documents:
   pronoun     somebody, nobody and their like as the subject
   personified "is told", "hears"
   no          a string that says "is no name", "is none" or "is not there": name the mistake, or say "is not a name"
-  summary     a doc comment whose summary has fewer than four words
+  summary     a doc comment whose summary has fewer than four words, or begins with "What" in place of a noun
   rename      in a comment, a type of this repository without backticks: a rename of the type took a plain word along
   type        a type named by a bare participle or question word (Told, Given, What)
   old name    a name that docs/glossary.md replaces
@@ -111,7 +111,8 @@ def findings_in_rust(text):
             summary = " ".join(lines).split("  ")[0].strip()
             # A name alone refers to what it names: a constant of a vendor, a message of a protocol.
             is_reference = re.fullmatch(r"(?:\[?`[^`]*`\]?(?:, | and )?)+\.?", summary)
-            if summary and not is_reference and len(summary.split()) < 4 and not summary.startswith(("|", "#", "-")):
+            is_short = len(summary.split()) < 4 and not summary.startswith(("|", "#", "-"))
+            if summary and not is_reference and (is_short or summary.startswith("What ")):
                 yield start, "summary", summary
     for number, line in enumerate(text.split("\n"), 1):
         found = TYPE.match(line)

@@ -49,6 +49,13 @@ class Prose(unittest.TestCase):
         self.assertEqual(rust("/// Closes the link for good.\nfn close() {}\n"), set())
         self.assertEqual(rust("/// A link of shared memory.\n///\n/// Short.\nstruct Link;\n"), set())
 
+    def test_summaries_without_a_noun_are_found(self):
+        for marker in ["///", "//!"]:
+            found = {rule for rule, _ in rust(f"{marker} What the units of a resource stand for.\n")}
+            self.assertEqual(found, {"summary"})
+        self.assertEqual(rust("/// The meaning of the units.\n///\n/// What follows is prose.\nstruct Units;\n"), set())
+        self.assertEqual(rust("// What follows is unsafe.\nfn f() {}\n"), set())
+
     def test_examples_are_not_prose(self):
         self.assertEqual(rust("/// Does a thing well.\n///\n/// ```\n/// let nobody = 1;\n/// ```\nfn f() {}\n"), set())
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,9 +184,7 @@ def image_layout(out, image, roots, version, mtime):
     """One image of `roots`: a dictionary from the architecture to the root file system."""
     title = f"shmesh-{image}"
     annotations = labels(title, IMAGES[image], version)
-    created = subprocess.run(
-        ["date", "-u", "-d", f"@{mtime}", "+%Y-%m-%dT%H:%M:%SZ"], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
+    created = datetime.fromtimestamp(int(mtime), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     layout = Layout(Path(out) / title)
     manifests = []
     for architecture, root in sorted(roots.items()):

@@ -1,4 +1,4 @@
-//! What injection adds to a pod's start, below the cluster: a pod as it was written, and the same pod as it was injected, from
+//! The time that injection adds to a pod's start, below the cluster: a pod as it was written, and the same pod as it was injected, from
 //! its admission by the kubelet double until its application runs. Image pulls, a container engine and the interval at which a
 //! kubelet looks at startup probes come on top, for both.
 //!

@@ -12,7 +12,7 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* shmesh-plugin, of the release's name if that says more. */}}
+{{/* The name of all objects: `shmesh`, or the name of the release if that is more specific. */}}
 {{- define "shmesh.name" -}}
 {{- if eq .Release.Name "shmesh" }}shmesh{{ else }}{{ printf "%s-shmesh" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
 {{- end }}
@@ -70,7 +70,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "shmesh.firstGid" -}}{{ dig "dra" "gids" "first" 61000 .Values.config | int }}{{- end }}
 {{- define "shmesh.gidCount" -}}{{ dig "dra" "gids" "count" 256 .Values.config | int }}{{- end }}
 
-{{/* The plugin's configuration: what the user says, and what follows from this pod. */}}
+{{/* The plugin's configuration: the user's values, and values that follow from this pod. */}}
 {{- define "shmesh.pluginConfig" -}}
 {{- $ours := dict "hostRoot" "/host" "identity" (dict "enabled" false) -}}
 {{- mustMergeOverwrite (deepCopy .Values.config) $ours | toYaml }}

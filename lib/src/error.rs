@@ -452,7 +452,7 @@ pub enum ErrorKind {
         pid: u32,
         /// The maximum number of replies that wait for it.
         limit: u32,
-        /// What the limit is of.
+        /// The resource that is limited.
         what: &'static str,
     },
     /// The process that had taken the request ended before its last reply.
@@ -612,7 +612,7 @@ pub enum ErrorKind {
         link: Arc<str>,
         /// Path of its socket.
         path: PathBuf,
-        /// What went wrong with it.
+        /// The rule that it breaks.
         what: &'static str,
     },
     /// The link has no broker, or its broker has ended.

@@ -1,4 +1,4 @@
-//! What the device plugin costs a node, and how fast it answers, with 10, 500 and 10,000 devices:
+//! The cost of the device plugin for a node, and the time of its answers, with 10, 500 and 10,000 devices:
 //! `cargo bench -p shmesh-plugin --bench kubelet`.
 //!
 //! The kubelet is the double, in this process; the plugin is a process of its own. Times are those of the caller.

@@ -102,7 +102,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Print the JSON schema of the configuration
     Schema,
-    /// Run the identity service, which tells sidecars which process is behind a socket
+    /// Run the identity service, which identifies the processes behind sockets for sidecars
     #[command(after_long_help = format!("{IDENTITY}{EXIT_CODES}"))]
     Identity(IdentityArgs),
     /// Inject sidecars into pods and pod templates in YAML or JSON

@@ -1,4 +1,4 @@
-//! What an attack on one link costs the clients of another link of the same sidecar: `cargo bench -p shmesh-sidecar --bench attack`.
+//! The cost of an attack on one link for the clients of another link of the same sidecar: `cargo bench -p shmesh-sidecar --bench attack`.
 //!
 //! Slices of three kinds take turns, so that a loaded machine loads all of them: no attack; the attack on the link beside; and the
 //! same attack on a link of another sidecar in another directory, which costs the machine the same. Of each slice the 99th

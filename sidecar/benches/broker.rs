@@ -1,4 +1,4 @@
-//! What a sidecar costs and how fast its broker answers, with 1, 100 and 10,000 live keys: `cargo bench -p shmesh-sidecar`.
+//! The cost of a sidecar and the time of its broker's answers, with 1, 100 and 10,000 live keys: `cargo bench -p shmesh-sidecar`.
 //!
 //! Two processes besides the sidecar: this one exports, a second one, started by it, imports. All times are of one call of the
 //! library, from the caller's side.

@@ -93,7 +93,7 @@ pub struct Args {
     #[command(flatten)]
     pub daemon: DaemonArgs,
 
-    /// What to do in place of keeping links.
+    /// A task in place of keeping links.
     #[command(subcommand)]
     pub task: Option<Task>,
 }

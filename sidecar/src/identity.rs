@@ -45,7 +45,7 @@ pub(crate) struct Resolver {
 /// Maximum number of simultaneous questions to the identity service, which accepts 64 connections of a pod.
 const QUESTIONS_MAX: usize = 32;
 
-/// What is known about the process behind a connection.
+/// The facts known about the process behind a connection.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPeer {
     /// Its identity. Without one, the client is refused.

@@ -39,7 +39,7 @@ pub fn install(library: &Path, dir: &Path) -> Result<()> {
     link_folders(dir, Path::new(name))
 }
 
-/// The value of `$LIB` is that of the distribution: Debian's, Red Hat's and SUSE's, and that of all others.
+/// The value of `$LIB` depends on the distribution: Debian's, Red Hat's and SUSE's, and all others'.
 fn link_folders(dir: &Path, name: &Path) -> Result<()> {
     let of_debian = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
     for (folder, up) in [("lib", ".."), ("lib64", ".."), (of_debian.as_str(), "../..")] {

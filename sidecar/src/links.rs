@@ -33,7 +33,7 @@ const TURN_LIMIT: Duration = Duration::from_secs(2);
 /// Interval for checking the files of a link.
 const LOOK_PERIOD: Duration = Duration::from_secs(10);
 
-/// A link, by its index among those of this sidecar.
+/// A link, by its index among the links of this sidecar.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(crate) struct LinkIndex(pub(crate) usize);
 

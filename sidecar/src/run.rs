@@ -194,7 +194,7 @@ fn policy_for(links: usize, sessions: usize) -> Policy {
     }
 }
 
-/// Whether process ids in this pid namespace are those of the node.
+/// Whether process ids in this pid namespace are the node's.
 fn are_bare() -> Result<bool> {
     let ours = Namespaces::own().context("cannot read /proc/self/ns")?;
     if !ours.is_initial_pid() {
@@ -268,7 +268,7 @@ struct FdBudget {
 }
 
 impl FdBudget {
-    /// Descriptors of a session: its connection, its pidfd, one for the identity service, and those of a packet.
+    /// Descriptors of a session: its connection, its pidfd, one for the identity service, and the descriptors in a packet.
     const PER_SESSION: usize = 3 + MAX_FDS;
     /// Divisor of the remaining descriptors for attached processes; they are never used for keys.
     const PART_OF_ATTACHED: usize = 4;
@@ -430,7 +430,7 @@ impl Acceptor {
                     return self.turn_away(Op::Open, connection, Some(who), link, reason);
                 }
             };
-            match session::proves(session, &known, &mut early).await {
+            match session::answers_challenge(session, &known, &mut early).await {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Some(left_out) = self.resolver.may_say() {
@@ -503,7 +503,7 @@ mod tests {
         assert!(FdBudget::of(20_000, 30, None).keys > 11_000, "as many keys as are measured");
     }
 
-    /// What the injector sets, with two mebibytes used by then, and four times that.
+    /// The injector's default limit, with two mebibytes used by then, and four times that.
     #[test]
     fn all_that_is_allowed_fits_into_memory() {
         for (mebibytes, sessions, keys) in [(14, 200, 2_000), (62, MAX_SESSIONS, 14_000)] {

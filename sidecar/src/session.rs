@@ -68,13 +68,13 @@ pub(crate) struct ClientConnection {
 /// Whether the process that made the connection answers a challenge on it and is alive after that (before Linux 6.5).
 /// Earlier packets are kept in `early`. Waits for a first packet without a limit, as only clients that send one read
 /// challenges.
-pub(crate) async fn proves(
+pub(crate) async fn answers_challenge(
     session: &ClientConnection,
     known: &KnownPeer,
     early: &mut Vec<Packet>,
 ) -> Result<bool, End> {
     let connection = &session.connection;
-    early.push(next(connection).await?);
+    early.push(next_packet(connection).await?);
     let nonce = nonce().map_err(|_| End::Full)?;
     let challenge = reply::Result::Challenge(broker::Challenge { nonce: nonce.clone() });
     let challenge =
@@ -84,9 +84,9 @@ pub(crate) async fn proves(
         while early.len() < EARLY_MAX
             && early.iter().map(|packet| packet.fds.len()).sum::<usize>() <= EARLY_FDS_MAX
         {
-            let packet = next(connection).await?;
-            let said = packet::decode::<Request>(&packet.bytes).ok().and_then(|request| request.op);
-            match said {
+            let packet = next_packet(connection).await?;
+            let operation = packet::decode::<Request>(&packet.bytes).ok().and_then(|request| request.op);
+            match operation {
                 Some(request::Op::Proof(proof)) if session.connector.has_sent(&packet) => {
                     return Ok(proof.nonce == nonce);
                 }
@@ -99,12 +99,12 @@ pub(crate) async fn proves(
     Ok(answered.await.unwrap_or(Ok(false))? && lives())
 }
 
-async fn next(connection: &AsyncFd<OwnedFd>) -> Result<Packet, End> {
-    whole(connection.async_io(Interest::READABLE, socket::receive_all).await).await
+async fn next_packet(connection: &AsyncFd<OwnedFd>) -> Result<Packet, End> {
+    checked(connection.async_io(Interest::READABLE, socket::receive_all).await).await
 }
 
 /// Checks a received packet. Descriptors of an invalid one are closed first.
-async fn whole(received: io::Result<(Packet, io::Result<()>)>) -> Result<Packet, End> {
+async fn checked(received: io::Result<(Packet, io::Result<()>)>) -> Result<Packet, End> {
     let (packet, is_whole) = received.map_err(|_| End::Closed)?;
     match is_whole {
         Ok(()) if packet.bytes.is_empty() => {
@@ -135,7 +135,7 @@ pub(crate) async fn serve(
 ) -> End {
     let mut early = early.into_iter();
     while let Some(packet) = early.next() {
-        if let Err(end) = read(packet, session, actor).await {
+        if let Err(end) = forward(packet, session, actor).await {
             close_foreign(early.flat_map(|packet| packet.fds).collect::<Vec<_>>()).await;
             return end;
         }
@@ -149,8 +149,8 @@ pub(crate) async fn serve(
                 None => Err(End::Dismissed),
             },
             received = connection.async_io(Interest::READABLE, socket::receive_all) => {
-                match whole(received).await {
-                    Ok(packet) => read(packet, session, actor).await,
+                match checked(received).await {
+                    Ok(packet) => forward(packet, session, actor).await,
                     Err(end) => Err(end),
                 }
             }
@@ -161,7 +161,8 @@ pub(crate) async fn serve(
     }
 }
 
-async fn read(
+/// Passes one packet to the actor as a request.
+async fn forward(
     packet: Packet,
     session: &ClientConnection,
     actor: &mpsc::Sender<ActorEvent>,
@@ -172,18 +173,18 @@ async fn read(
         close_foreign(fds).await;
         return Err(End::Malformed);
     };
-    let (fds, strange): (Vec<_>, Vec<_>) = fds.into_iter().partition(may_be_memory);
-    let (has_memory, is_strange) = (!fds.is_empty(), !strange.is_empty());
-    let told = ActorEvent::Request { session: session.id, request, fds, is_strange, is_connectors };
-    let read = actor.send(told).await.map_err(|_| End::Dismissed);
+    let (fds, foreign): (Vec<_>, Vec<_>) = fds.into_iter().partition(may_be_memory);
+    let (has_memory, is_strange) = (!fds.is_empty(), !foreign.is_empty());
+    let event = ActorEvent::Request { session: session.id, request, fds, is_strange, is_connectors };
+    let sent = actor.send(event).await.map_err(|_| End::Dismissed);
     if is_strange {
         // The session waits for the close: a correct client never sends such a descriptor.
-        close_foreign(strange).await;
+        close_foreign(foreign).await;
     } else if has_memory {
-        // The actor handles them first, so that packets of one connection do not pile up here.
+        // The actor handles the descriptors first, so that packets of one connection do not pile up here.
         tokio::task::yield_now().await;
     }
-    read
+    sent
 }
 
 async fn write(connection: &AsyncFd<OwnedFd>, packet: &OutgoingPacket) -> Result<(), End> {

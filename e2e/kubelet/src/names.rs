@@ -1,6 +1,6 @@
 //! The rules of the kubelet for names of resources.
 
-/// Whether the kubelet accepts `name` as that of an extended resource: `domain/name`, not of `kubernetes.io`, within the
+/// Whether the kubelet accepts `name` as the name of an extended resource: `domain/name`, not of `kubernetes.io`, within the
 /// bounds that a quota for it would have.
 ///
 /// ```

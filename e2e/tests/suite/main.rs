@@ -1,4 +1,4 @@
-//! What happens below the cluster, with real programs and doubles of the kubelet and the API server, and the program
+//! Tests below the cluster, with real programs and doubles of the kubelet and the API server, and of the program
 //! that tests a cluster.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]

@@ -1,4 +1,4 @@
-//! What happens on a node, below the cluster: the kubelet double hands out what the real plugin advertises, containers are made
+//! One node, below the cluster: the kubelet double hands out what the real plugin advertises, containers are made
 //! of its answers by `unshare`, and the sidecar and applications run in them, as users of their own and in namespaces of their
 //! own. It takes root; not tried here are a real container runtime, cgroups and the API server.
 

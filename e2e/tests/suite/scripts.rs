@@ -1,4 +1,4 @@
-//! What the tool's pod runs on a node, run here: real processes are killed, whose `/proc` is a copy that says whose they are.
+//! The scripts of the tool's pod, run here: real processes are killed, whose `/proc` is a copy that names their pods.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -73,7 +73,7 @@ struct HandleSlot<T> {
     word: AtomicUsize,
     /// Readable without entering. Interned, so the pointer is never freed.
     name: AtomicPtr<c_char>,
-    /// Owned by the thread that set the state to `BUSY`, or, while `VACANT`, by the one that took the index from the free list.
+    /// Owned by the thread that set the state to `BUSY`, or, while `VACANT`, by the thread that took the index from the free list.
     value: UnsafeCell<Option<T>>,
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use shmesh::config::LinkName;
 use shmesh::inspect::{BufferState, HeldBuffer, QueuedMessage, RingView, Snapshot, TableView, View};
 use shmesh::{SeatIndex, Side};
+use shmesh_sys::quantity::Bytes;
 
 use crate::args::{Dir, Output};
 use crate::table::Table;
@@ -23,6 +24,15 @@ Examples:
   shmesh dump fronthaul --payload 64 --limit 5     first bytes of five messages per direction
   shmesh dump fronthaul --output json | jq '.pool_use[] | select(.orphaned > 0)'";
 
+/// Parses the number of bytes that `--payload` shows.
+fn payload_bytes(text: &str) -> Result<u32, String> {
+    match text.parse::<Bytes>().map(|Bytes(bytes)| u32::try_from(bytes)) {
+        Ok(Ok(bytes @ 0..=65_536)) => Ok(bytes),
+        Ok(_) => Err("must be 64Ki at most".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// The options of `shmesh dump`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_long_help = EXAMPLES)]
@@ -36,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: usize,
     /// Show the first N bytes of each part of a message
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = payload_bytes)]
     payload: u32,
     /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]

@@ -23,9 +23,9 @@ s2m count queued messages, primary to secondary and back; for a broadcast ring, 
 received, and the line below the table says how many readers there are. A link whose ring is `nvipc` is in NVIPC's own layout.
 Damaged links are listed with the reason.
 
-The second table lists files that are no link's: shared memory of other programs, such as Python's arrays (psm_*), semaphores and System V
+The second table lists files that belong to no link: shared memory of other programs, such as Python's arrays (psm_*), semaphores and System V
 segments of libshmesh_posix.so. USE is `leased` if a process uses the file, `stale` if none does (rm --stale removes it), and `unknown` if its
-users take no leases. PROCESSES are those that have it open or mapped, as far as this user and pid namespace can see them.
+users take no leases. PROCESSES have the file open or mapped, as far as this user and pid namespace can see them.
 
 Examples:
   shmesh ls

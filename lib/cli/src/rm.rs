@@ -17,7 +17,7 @@ The command refuses to remove a link with living participants, and lists them. A
 living. With --force the files are removed, but attached processes keep the memory and continue.
 
 With --stale it also removes shared memory, semaphores and System V segments of programs with libshmesh_posix.so that have ended. Other
-files are never removed: nothing says whether they are in use.
+files are never removed, because it is unknown whether they are in use.
 
 Examples:
   shmesh rm fronthaul

@@ -15,7 +15,7 @@ use shmesh_sys::signal::{Awaited, Signal};
 use crate::args::{Dir, seconds};
 
 const EXAMPLES: &str = "\
-Sends numbered messages and counts those of the other side. Run one process per side, in two containers or two pods. Lost and
+Sends numbered messages and counts the other side's. Run one process per side, in two containers or two pods. Lost and
 duplicate messages are reported, and the exit status is then 1. A restarted process starts a new count.
 
 With --region the primary exports memory as a fake device, admits every process that asks, and hands out the key; the secondary

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::measure::{Ctx, Dist};
 
-/// What a worker may take beyond the seconds it was asked to measure.
+/// The time that a worker may take beyond the seconds that it measures.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// The result of a system call that says -1 for failure.

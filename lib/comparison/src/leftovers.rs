@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-/// What all names made here begin with; after it comes the number of the process that they belong to.
+/// The prefix of all names made here; the id of the process that owns the name follows it.
 pub(crate) const PREFIX: &str = "comparison_";
-/// Where names can be: shared memory objects, then everything else.
+/// Directories in which names can be: shared memory objects, then everything else.
 const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
 
 /// Removes the files of this process and of dead ones. The workers of this process have ended when this is called.

@@ -1,4 +1,4 @@
-//! What the machine itself allows: a bare cache line, a bare copy, a bare wake-up.
+//! Limits of the machine itself: a bare cache line, a bare copy, a bare wake-up.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

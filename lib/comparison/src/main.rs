@@ -118,7 +118,7 @@ fn check_cores(cores: &[usize]) -> Result<(usize, usize)> {
     Ok((a, b))
 }
 
-/// What a reader must know to judge the numbers.
+/// Prints the machine's properties that a reader needs to judge the numbers.
 fn remarks(ctx: &Ctx) {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

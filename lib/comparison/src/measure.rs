@@ -1,4 +1,4 @@
-//! What is timed and how: the clock and the drivers that every transport runs under.
+//! Timing: the clock and the drivers that every transport runs under.
 //!
 //! A transport is a [`Tx`] and an [`Rx`]. The drivers are generic over them and inlined, so all rows of one kind
 //! pay for the same loop, the same payload and the same timer.
@@ -95,7 +95,7 @@ fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// What one run of one test found: nanoseconds per round trip, message, copy or operation.
+/// The result of one run of one test: nanoseconds per round trip, message, copy or operation.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Dist {
     /// Over batches, so that neither the timer's cost nor its steps (10 ns on some processors) show.

@@ -1,4 +1,4 @@
-//! What every message carries, and how it is written and read: the same for all rows.
+//! The payload of every message, and how it is written and read: the same for all rows.
 
 /// From here on a payload is filled by the C library's `memset` and the compiler leaves it alone.
 const LARGE: usize = 512;

@@ -1,4 +1,4 @@
-//! What a test is, and how its results are shown.
+//! The description of a test, and the report of its results.
 
 use std::fmt::Write as _;
 
@@ -11,13 +11,13 @@ use crate::measure::{Ctx, Dist};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Group {
-    /// What the machine allows.
+    /// A limit of the machine itself.
     Limit,
-    /// What other libraries and the kernel reach.
+    /// Another library, or the kernel.
     Peer,
 }
 
-/// What a test's nanoseconds are of.
+/// The unit of work that a test times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     RoundTrip,

@@ -134,7 +134,7 @@ pub enum Error {
     /// The peer sent an invalid message, which is dropped. Later messages may be valid.
     #[error("a message of the peer is invalid and was dropped: {why}")]
     BadMessage {
-        /// What is invalid about it.
+        /// The rule that it breaks.
         why: &'static str,
     },
     /// A queue in shared memory is in an impossible state.

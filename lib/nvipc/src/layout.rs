@@ -64,7 +64,7 @@ pub(crate) const DUMPING_AT: usize = 32;
 /// Offset of the configuration in `_debug`.
 pub(crate) const CONFIG_AT: usize = 40;
 pub(crate) const CONFIG_BYTES: usize = 720;
-/// Offset of the timestamps in `_debug`, and the distance between those of two messages.
+/// Offset of the timestamps in `_debug`, and the distance between the timestamps of two messages.
 pub(crate) const TIMES_AT: usize = CONFIG_AT + CONFIG_BYTES;
 pub(crate) const TIME_BYTES: usize = 96;
 /// Offset of the time of sending in the timestamps of a message.

@@ -40,7 +40,7 @@
 //! ```
 
 #[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
-compile_error!("NVIPC's layout is that of 64-bit little-endian machines");
+compile_error!("NVIPC's layout is for 64-bit little-endian machines only");
 
 mod array_queue;
 mod endpoint;

@@ -15,7 +15,7 @@ use crate::sys;
 /// As many as the kernel has System V segments by default, with room for semaphores.
 const MAX_ATTACHMENTS: usize = 8192;
 
-/// What a mapping is for.
+/// The purpose of a recorded mapping.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) enum Use {
     /// Nothing: a vacant place.

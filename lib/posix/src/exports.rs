@@ -171,7 +171,7 @@ unsafe fn open_with_lease(dir: c_int, path: *const c_char, flags: c_int, mode: c
     unsafe { open_elsewhere(dir, path, flags, mode) }
 }
 
-/// Other names of functions above: those for large files, and those of a fortified C library.
+/// Other names of functions above: for large files, and for a fortified C library.
 macro_rules! also_named {
     ($($name:ident($($argument:ident: $type:ty),*) = $other:ident($($passed:expr),*) -> $result:ty;)*) => {
         $(
@@ -338,7 +338,7 @@ unsafe extern "C" fn fchmodat(dir: c_int, path: *const c_char, mode: c_uint, fla
     pass!(before, real::FCHMODAT, FchmodAt, (dir, path, changed.unwrap_or(mode), flags), -1)
 }
 
-/// The C library's list of System V segments is the kernel's file. Programs that cannot open it ask `shmctl`, which knows those of
+/// The C library's list of System V segments is the kernel's file. Programs that cannot open it call `shmctl`, which knows the segments of
 /// the IPC directory.
 ///
 /// # Safety
@@ -444,7 +444,7 @@ unsafe extern "C" fn sem_unlink(name: *const c_char) -> c_int {
     unsafe { unlink_named(name, b"sem.", &real::SEM_UNLINK) }
 }
 
-/// What a new semaphore consists of, as the C library says it.
+/// The initial bytes of a semaphore, written by the C library's `sem_init`.
 fn initial_semaphore(value: c_uint) -> Option<[u8; SEMAPHORE_BYTES]> {
     type SemInit = unsafe extern "C" fn(*mut libc::sem_t, c_int, c_uint) -> c_int;
     let init = real!(real::SEM_INIT.address(), SemInit)?;

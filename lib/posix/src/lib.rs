@@ -17,7 +17,7 @@
 //! | `semaphores.rs` | named semaphores |
 //! | `sysv.rs`, `attachments.rs` | System V segments as files, and where this process has them |
 //!
-//! What a host program imposes: it may call these functions before the C library has started its threads or its allocator, in a
+//! Rules that a host program imposes: it may call these functions before the C library has started its threads or its allocator, in a
 //! signal handler, and in a forked child. So nothing here allocates on the way of a call (but [`settings`], once, and the look at
 //! the memory limit before a large file), the one lock is taken over in a forked child, and no code panics: sums saturate, and what
 //! fails inside is passed to the C library's function. A panic could not unwind into the program anyway: `extern "C"` aborts.

@@ -29,7 +29,7 @@ impl Rounds {
         Self { end: None }
     }
 
-    /// Pauses before another round. `false`: the time is over.
+    /// Pauses before another round. `false`: timed out.
     pub(crate) fn go_on(&mut self) -> bool {
         let now = sys::clock(libc::CLOCK_MONOTONIC);
         match self.end {
@@ -48,7 +48,7 @@ impl Rounds {
     }
 }
 
-/// How a file is made if it does not exist.
+/// The properties of a file that is created because it does not exist.
 pub(crate) struct Creation<'c> {
     /// The permission bits that the program asks for.
     pub(crate) mode: u32,
@@ -208,13 +208,13 @@ fn create_aside(dir: &[u8], flags: c_int, mode: u32) -> Answer<(Fd, Text)> {
 
 fn complete(settings: &Settings, fd: &Fd, creation: &Creation) -> Answer<()> {
     let made = sys::fstat(fd.raw())?;
-    // What the umask has left of it.
+    // The requested bits that the umask has left.
     let asked = made.st_mode & creation.mode & 0o777;
     let is_marked = creation.is_marked && asked & OWNER_WRITES != 0;
     let mode = with_group(settings, &made, asked);
     let mode = if is_marked { marked(mode) } else { mode };
     if is_marked && sys::lock(fd.raw(), BYTES.start, 1, libc::F_RDLCK) == Ok(false) {
-        // A collector is at it; its name goes away.
+        // A collector has the file and removes its name.
         return Err(libc::ENOENT);
     }
     (creation.fill)(fd)?;
@@ -226,7 +226,7 @@ pub(crate) fn with_group(settings: &Settings, file: &libc::stat, mode: u32) -> u
     if file.st_gid == settings.group { mode | (mode & 0o600) >> 3 } else { mode }
 }
 
-/// The bits that a program gives a file: for one of the IPC directory with those of the group, and still marked if it was and can be.
+/// The permission bits for a `chmod` of a program: in the IPC directory with the owner's bits for the group, and still marked if the file was and can be.
 /// A file whose path is not known is one of the directory if it is marked.
 pub(crate) fn changed_mode(settings: &Settings, file: &libc::stat, mode: u32, is_below: bool) -> Option<u32> {
     let was_marked = is_marked(file.st_mode);

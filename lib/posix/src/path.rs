@@ -10,7 +10,7 @@ const MAX_PATH_BYTES: usize = 4096;
 pub(crate) struct Text<const N: usize = MAX_PATH_BYTES> {
     bytes: [u8; N],
     len: usize,
-    /// What did not fit was left out, so this is not what was meant.
+    /// Whether a part did not fit and was left out, so that the text must not be used.
     is_cut: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The C library's own functions, or those of the next library in the order of loading.
+//! The C library's own functions, or the next library's in the order of loading.
 
 use std::ffi::CStr;
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Named semaphores: as the C library's, whose files they are, with group bits, mark and lease. The lease is that of the mapping.
+//! Named semaphores: as the C library's, whose files they are, with group bits, mark and lease. The mapping keeps the lease.
 
 use std::ffi::{CStr, c_int};
 

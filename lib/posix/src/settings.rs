@@ -8,7 +8,7 @@ use shmesh_sys::quantity::{Bytes, QuantityError};
 use crate::path::Text;
 use crate::sys;
 
-/// What the environment says, and what the IPC directory is.
+/// The settings from the environment, and facts about the IPC directory.
 pub(crate) struct Settings {
     dir: Text,
     /// The file system of the IPC directory. Other pods have the same one.
@@ -60,7 +60,7 @@ impl Settings {
         path.strip_prefix(self.resolved.as_bytes()).is_some_and(|rest| rest.starts_with(b"/"))
     }
 
-    /// What stands before a name of shared memory: the prefix of this pod, or nothing.
+    /// The prefix of a name of shared memory: this pod's, or nothing.
     pub(crate) fn prefix_of(&self, name: &[u8]) -> &[u8] {
         if matches_any(&self.private_names, name) { self.prefix.as_bytes() } else { b"" }
     }

@@ -1,4 +1,4 @@
-//! System calls. They go to the kernel directly: the C library's functions of the same names could be those of this library.
+//! System calls. They go to the kernel directly: the C library's functions of the same names could resolve to this library's.
 //!
 //! Each gives the error number as its error, and may change `errno`, which `exports.rs` sets at the end.
 
@@ -89,12 +89,12 @@ pub(crate) fn fstat(fd: c_int) -> Answer<libc::stat> {
     stat_by(|stat| unsafe { libc::syscall(libc::SYS_fstat, fd, stat) })
 }
 
-/// What a path leads to; links are followed.
+/// As `stat(2)`: the metadata of a path, following symbolic links.
 pub(crate) fn stat(path: &CStr) -> Answer<libc::stat> {
     stat_at(path, 0)
 }
 
-/// What a name is; links are not followed.
+/// As `lstat(2)`: the metadata of a path, without following symbolic links.
 pub(crate) fn lstat(path: &CStr) -> Answer<libc::stat> {
     stat_at(path, libc::AT_SYMLINK_NOFOLLOW)
 }

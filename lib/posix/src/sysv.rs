@@ -43,7 +43,7 @@ const MAX_BYTES: u64 = 1 << 47;
 /// Names that are tried for a segment, where other files have them.
 const MAX_NAMES: u64 = 16;
 
-/// What a segment's file says of it besides its bytes.
+/// The properties of a segment that its file stores beside its bytes.
 #[derive(Clone, Copy, Default)]
 struct SegmentHeader {
     bytes: u64,
@@ -156,7 +156,7 @@ fn removed_path(settings: &Settings, inode: u64, attempt: u64) -> Text {
     path
 }
 
-/// Whether the name of a segment is that of a removed one with this inode.
+/// Whether the name of a segment belongs to a removed segment with this inode.
 fn is_removed_name(settings: &Settings, path: &[u8], inode: u64) -> bool {
     let first = removed_path(settings, inode, 0);
     path.strip_prefix(first.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
@@ -492,7 +492,7 @@ fn attachments(fd: &Fd) -> u64 {
     count(fd, ATTACHED.start, attached_bytes(), &mut 200_000)
 }
 
-/// What `shmctl` is asked to do.
+/// An operation of `shmctl` on a segment.
 #[derive(Clone, Copy)]
 pub(crate) enum Command {
     Remove,
@@ -579,7 +579,7 @@ pub(crate) fn set(settings: &Settings, id: c_int, wanted: &libc::shmid_ds) -> An
     Ok(())
 }
 
-/// What `shmctl(IPC_STAT)` says of a segment.
+/// The state of a segment that `shmctl(IPC_STAT)` returns.
 pub(crate) struct State {
     header: SegmentHeader,
     found: libc::stat,

@@ -105,7 +105,7 @@ impl GpuMemory {
         py.detach(|| memory.write_at(offset, bytes)).map_err(|source| system("copy to the device", &source))
     }
 
-    /// Creates a `DLPack` capsule. `code` and `bits` are those of its data types.
+    /// Creates a `DLPack` capsule. `code` and `bits` describe its data type.
     fn capsule<'py>(
         &self,
         py: Python<'py>,

@@ -36,7 +36,7 @@ pub enum RingMode {
     Broadcast,
 }
 
-/// What happens when a reader of a broadcast ring is slower than the writer.
+/// The treatment of a reader of a broadcast ring that is slower than the writer.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -80,7 +80,7 @@ pub enum SlowReaders {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BroadcastConfig {
-    /// What happens when a reader is slower than the writer.
+    /// The treatment of a reader that is slower than the writer.
     pub slow: SlowReaders,
     /// Number of the latest messages before its attachment that a new reader receives. Less than
     /// [`ring_len`](LinkConfig::ring_len) and than the buffers of each pool; with [`Evict`](SlowReaders::Evict), half of `ring_len` at most.
@@ -420,7 +420,7 @@ pub(super) struct PoolPlaces {
 }
 
 impl LinkPlaces {
-    /// Sets all positions to that of the link; the caller sets each field's own position afterwards.
+    /// Sets all positions to the link's; the caller sets each field's own position afterwards.
     #[cfg(feature = "yaml")]
     pub(super) fn all_at(link: Position) -> Self {
         let pools = [PoolPlaces { buf_size: link, pool_len: link }; PoolId::COUNT];

@@ -1,7 +1,7 @@
 //! Configuration of links, and reading it from YAML (feature `yaml`).
 //!
-//! There are two forms, which differ in their top-level keys: that of shmesh (`links`) and that of NVIPC (`transport`).
-//! In the shmesh form an unknown key is an error. In the NVIPC form, keys without a meaning for shmesh are reported in
+//! There are two forms, which differ in their top-level keys: shmesh's (`links`) and NVIPC's (`transport`).
+//! In shmesh's form an unknown key is an error. In the NVIPC form, keys without a meaning for shmesh are reported in
 //! [`LoadedConfig::ignored`]. Every error about a text has the position of the mistake.
 //!
 //! ```

@@ -11,7 +11,7 @@ pub const MAX_LINK_NAME_BYTES: usize = 31;
 /// The name of a link: 1 to 31 ASCII letters, digits, `_`, `.` or `-`, and no `.` at the start.
 ///
 /// The name becomes the first part of file names (`<link>_shm`) in a directory that other pods may share, so
-/// the alphabet has neither slash nor NUL, and a name cannot be `..` or that of a hidden file.
+/// the alphabet has neither slash nor NUL, and a name cannot be `..` or begin with a dot.
 ///
 /// ```
 /// use shmesh::config::LinkName;

@@ -37,7 +37,7 @@ impl<'de> Deserialize<'de> for Transports {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Transports, A::Error> {
                 let open = OpenVisitor(PhantomData).visit_map(map)?;
-                // The position is not known here; the caller has that of the whole value.
+                // The position is not known here; the caller knows the position of the whole value.
                 let unknown = serde_saphyr::Location::UNKNOWN;
                 Ok(Transports(vec![Spanned::new(open, unknown, unknown)]))
             }

@@ -87,7 +87,7 @@ pub fn show_yaml_error(name: &str, text: &str, error: &serde_saphyr::Error) -> S
 fn convert(error: &serde_saphyr::Error) -> ConfigError {
     use serde_saphyr::Error;
 
-    // The error of an alias contains that of the anchored value, which is the one to change.
+    // The error of an alias contains the error of the anchored value, which is the value to change.
     let mut inner = error.without_snippet();
     while let Error::AliasError { error, .. } = inner {
         inner = error.without_snippet();

@@ -63,7 +63,7 @@ pub struct PodLink {
     pub scope: Scope,
     /// Which side this pod is: the primary for a link in the pod's own directory; elsewhere the annotation sets it.
     pub side: Side,
-    /// The containers that use the link; `None` means those of the pod's annotation `shmesh.io/containers`.
+    /// The containers that use the link; `None` means the containers in the pod's annotation `shmesh.io/containers`.
     pub containers: Option<Vec<String>>,
     /// Positions of these values in the annotation.
     pub places: PodPlaces,

@@ -10,7 +10,7 @@ pub(super) fn shown(text: &str) -> String {
 }
 
 /// A message about a text, with the line and column that it is about below it. Every program shows a mistake in a YAML text in
-/// this form, which is that of the parser and has the position once.
+/// the parser's form, which has the position once.
 pub fn show_mistake(name: &str, text: &str, message: &str, location: Option<(u64, u64)>) -> String {
     /// Maximum number of characters of a line that are shown.
     const WIDTH: usize = 120;

@@ -15,7 +15,7 @@ use super::name::LinkName;
 use super::pool::PoolId;
 use super::show::shown;
 
-/// The keys of a link in a file; those of `pod.rs` are valid only in an annotation.
+/// The keys of a link in a file; the keys in `pod.rs` are valid only in an annotation.
 const KEYS: &str = "name, ring, receivers, pools, backing, memory, notify, requests";
 
 #[derive(Debug, Deserialize)]

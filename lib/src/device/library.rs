@@ -49,7 +49,7 @@ impl Library {
 
 #[expect(unsafe_code, reason = "loading a library runs its constructors")]
 fn load(name: &str) -> Result<libloading::Library, libloading::Error> {
-    // SAFETY: this is the vendor's library, by the name that every program of that vendor uses, or the one that the
+    // SAFETY: this is the vendor's library, by the name that every program of that vendor uses, or by the path that the
     // operator has named instead; its constructors are meant to run in any process.
     unsafe { libloading::Library::new(Path::new(name)) }
 }

@@ -54,7 +54,7 @@ pub use cuda::{CudaDevice, CudaLegacyMemory, CudaMemory, CudaStream, CudaTimelin
 pub use host::HostMemory;
 pub use pool::{DeviceBuffer, DevicePool, PoolMemory};
 
-/// A process, by its thread-group id in the outermost pid namespace. [`Session::bare_tgid`] returns that of this
+/// A process, by its thread-group id in the outermost pid namespace. [`Session::bare_tgid`] returns the id of this
 /// process; `getpid` returns a different number in each container.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BareTgid(pub i32);
@@ -463,7 +463,7 @@ impl<M: DeviceMemory> Drop for Session<M> {
 }
 
 impl<M: DeviceMemory> std::os::fd::AsFd for Session<M> {
-    /// Readable if there is an event, as that of a [`Client`]; it stays the same as long as the session lives.
+    /// Readable if there is an event, as a [`Client`]'s descriptor; it stays the same as long as the session lives.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.readiness().as_fd()
     }

@@ -74,7 +74,7 @@ impl PoolMemory for CudaMemory {
 
 /// A pool of a link, `cuda_data` or `gpu_data`, whose buffers are in device memory.
 ///
-/// Loans and messages are those of the link, and end as any others; this type gives access to their DATA part. It can
+/// Loans and messages belong to the link, and end as any others; this type gives access to their DATA part. It can
 /// be shared between threads, and used with all handles of this process on the link.
 ///
 /// ```
@@ -312,7 +312,7 @@ impl<M: PoolMemory> DevicePool<M> {
 
 #[cfg(feature = "cuda")]
 impl DevicePool<CudaMemory> {
-    /// The word by which the other side's GPU work waits for that of `side`, without the CPU.
+    /// The word by which the other side's GPU work waits for the GPU work of `side`, without the CPU.
     ///
     /// The word only grows, so a single stream of the side must write it. A side with several producers gives each a
     /// word of its own, in memory that it exports. A restarted sender continues from the [`value`](CudaTimeline::value)

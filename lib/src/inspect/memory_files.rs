@@ -1,4 +1,4 @@
-//! Files of an IPC directory that are no link's: shared memory, semaphores and System V segments of other programs.
+//! Files of an IPC directory that belong to no link: shared memory, semaphores and System V segments of other programs.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use super::remains::kind_of;
 use super::segments::{MAX_ENTRIES, names};
 use crate::config::LinkName;
 
-/// What kind of memory a file is, by its name.
+/// The kind of memory that a file holds, by its name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -77,7 +77,7 @@ impl FileUse {
 pub struct MemoryFile {
     /// Its name in the directory.
     pub name: OsString,
-    /// What it is, by its name.
+    /// The kind of memory, by the file's name.
     pub kind: MemoryKind,
     /// Its length in bytes.
     pub len: u64,
@@ -99,7 +99,7 @@ pub struct MemoryFile {
     pub id: (u64, u64),
 }
 
-/// The files in `dir` that are no link's, sorted by name. Subdirectories are not searched, and symbolic links not followed.
+/// The files in `dir` that belong to no link, sorted by name. Subdirectories are not searched, and symbolic links not followed.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -151,7 +151,7 @@ pub fn stale_files(dir: &Path, limit: usize) -> io::Result<HashSet<StaleFile>> {
     Ok(stale.filter_map(identify).collect())
 }
 
-/// What became of a file that was to be removed.
+/// The result of removing a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum FileRemoval {

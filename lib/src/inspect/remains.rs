@@ -117,7 +117,7 @@ impl Remains {
     pub fn unused(dir: &Path, name: &LinkName) -> Result<Option<Self>> {
         let remains = Self::without_contents(dir, name)?;
         let Some(lock) = &remains.lock else { return Ok(None) };
-        // A forked child of an earlier participant can have the lock of a seat without that of its process.
+        // A forked child of an earlier participant can have the lock of a seat without the lock of its process.
         let is_used =
             lock.is_used().map_err(|error| remains.refused("read the locks of its lock file", error))?;
         Ok((!is_used).then_some(remains))
@@ -276,7 +276,7 @@ fn files_of(dir: &Path, name: &LinkName) -> Vec<(PathBuf, FileKind)> {
 
 pub(super) fn kind_of(file: &str, link: &str) -> Option<FileKind> {
     let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    // Compared as a whole, because the name of another link may begin like that of a file of this one.
+    // Compared as a whole, because the name of another link may begin like the name of a file of this one.
     let is_segment = std::iter::once(None).chain(PoolId::ALL.map(Some)).any(|pool| {
         file.strip_prefix(&file_name(link, pool)).is_some_and(|rest| match rest.strip_prefix('-') {
             // Created while another process that created the link was stopped.

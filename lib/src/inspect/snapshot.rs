@@ -557,7 +557,7 @@ impl View {
         TableView { pool: Some(pool), len: table.len(), held }
     }
 
-    /// The state of a DATA buffer is that of its MSG.
+    /// A DATA buffer has the state of its MSG buffer.
     fn data_hand(&self, in_rings: &InRings, seats: &[SeatView], data: DataOwner) -> BufferState {
         if data.is_free() {
             return BufferState::Free;

@@ -230,7 +230,7 @@ impl Tap {
         self.lost
     }
 
-    /// Passes messages that were sent since the last call to `show`: first those of the primary, each side's in order.
+    /// Passes messages that were sent since the last call to `show`: first the primary's, each side's in order.
     /// Returns their number.
     ///
     /// Reads at most two laps of each ring, so it returns even if the link is busy. A tap that is called too rarely

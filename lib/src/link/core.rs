@@ -48,7 +48,7 @@ pub(crate) struct Requests {
     /// From the secondary side to the primary side.
     pub(crate) ring: Ring,
     pub(crate) replies: ReplySlots,
-    /// What clients can leave in each table, as the array of [`TABLES`].
+    /// The share of each table that clients can leave unread, in the order of [`TABLES`].
     pub(super) shares: [Option<ReplyShare>; TABLES],
 }
 
@@ -505,7 +505,7 @@ impl Core {
         (0..u32::try_from(table.len()).unwrap_or(u32::MAX)).filter_map(|cell| self.kept(cell))
     }
 
-    /// What must be freed when the message in `cell` has been read, whose index must have been checked. `None` if it was
+    /// The buffers to free when the message in `cell` has been read, whose index must have been checked. `None` if it was
     /// not sent on a broadcast ring.
     fn kept(&self, cell: u32) -> Option<PublishedMessage> {
         let owner = MsgOwner(self.msg().table.owner(cell).load(Ordering::Acquire));
@@ -774,7 +774,7 @@ impl Core {
             },
         );
         // The dead participant's bit in `SLEEPERS` stays, because its successor in the seat may have set it by now;
-        // `notify` checks which seats are taken. Of several concurrent recoveries, the one that vacates the seat counts the
+        // `notify` checks which seats are taken. Of several concurrent recoveries, only the recovery that vacates the seat counts the
         // participant.
         done.participants = u32::from(keep_seated || self.seats.vacate(dead));
         done

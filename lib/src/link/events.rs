@@ -7,7 +7,7 @@ use super::wait::Sleep;
 use crate::error::Result;
 use crate::participant::PeerEvent;
 
-/// What [`Link::wait_any`] found. All fields are false if it timed out, or if another receiver has taken the message.
+/// The result of [`Link::wait_any`]. All fields are false if it timed out, or if another receiver has taken the message.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct WaitOutcome {

@@ -97,7 +97,7 @@ impl<'b> From<SendError<'_>> for Box<dyn std::error::Error + Send + Sync + 'b> {
 impl Link {
     /// Loans a MSG buffer: the one that this handle released last, if it is free.
     ///
-    /// Never waits. Ids and lengths are 0; the bytes are those of the buffer's last use.
+    /// Never waits. Ids and lengths are 0; the bytes are left from the buffer's last use.
     ///
     /// # Errors
     /// [`Exhausted`](crate::ErrorKind::Exhausted) if all buffers are in use; [`Evicted`](crate::ErrorKind::Evicted).

@@ -92,7 +92,7 @@ impl Default for LinkOptions {
 }
 
 impl LinkOptions {
-    /// The defaults. The IPC directory is that of the environment variable `SHMESH_DIR`, or `/dev/shm`.
+    /// The default options. The IPC directory is the value of the environment variable `SHMESH_DIR`, or `/dev/shm`.
     ///
     /// [`attach`](Self::attach) does not wait, and maps all pages at once.
     #[must_use]

@@ -42,7 +42,7 @@ impl Requests {
     }
 }
 
-/// What clients can leave in buffers: see [`ReplyShare`](crate::ring::reply_share::ReplyShare).
+/// The share of the buffers that clients can leave unread: see [`ReplyShare`](crate::ring::reply_share::ReplyShare).
 impl Core {
     #[inline]
     fn has_share_of(&self, requests: &Requests, id: RequestId, position: u64, place: usize) -> bool {

@@ -35,7 +35,7 @@ pub struct SharedBytes<'a> {
 }
 
 impl<'a> SharedBytes<'a> {
-    /// Bytes that do not change while `holder` lives, if all processes keep the protocol: those of a buffer that its owner
+    /// Bytes that do not change while `holder` lives, if all processes keep the protocol: the bytes of a buffer that its owner
     /// word gives to the holder, or of a private buffer, with a length that was checked against it.
     #[inline]
     pub(super) fn of<T>(_holder: &'a T, (start, len): (NonNull<u8>, u32)) -> Self {

@@ -119,7 +119,7 @@ pub struct TypedLink<T: ?Sized> {
 impl Link {
     /// Restricts the messages to values of `T`, or for `[T]` to slices of any length.
     ///
-    /// The name of the type is that of the Rust type without its modules: `phy::Slot` becomes `Slot`.
+    /// The name of the type is the Rust type's without its modules: `phy::Slot` becomes `Slot`.
     ///
     /// # Errors
     /// [`OtherType`](ErrorKind::OtherType) if another participant has declared another type;
@@ -277,7 +277,7 @@ fn without_modules(path: &str) -> String {
     short
 }
 
-/// The bytes of the value: those of the DATA part, if the message has one.
+/// The bytes of the value: the DATA part, if the message has one.
 macro_rules! part {
     ($message:expr) => {
         if $message.data_pool().is_some() { $message.data_shared() } else { $message.msg_shared() }
@@ -373,7 +373,7 @@ impl<T: Payload + ?Sized> TypedLink<T> {
     /// Receives the oldest message, or returns `None` if there is none. Never waits.
     ///
     /// # Errors
-    /// As [`Link::receive`]. [`NotOfType`](ErrorKind::NotOfType) if the length of the message is not that of a value: it
+    /// As [`Link::receive`]. [`NotOfType`](ErrorKind::NotOfType) if the message does not have the length of a value: it
     /// was sent without a typed handle. [`OnDevice`](ErrorKind::OnDevice) if its DATA part is in device memory. Such a
     /// message is dropped, and the next one can be received.
     pub fn receive(&self) -> Result<Option<TypedMessage<'_, T>>> {

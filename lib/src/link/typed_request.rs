@@ -23,7 +23,7 @@ use crate::segment::payload_type::{PayloadType, PayloadTypes};
 /// A handle on a link whose requests are values of `Req` and whose replies are values of `Rep`.
 ///
 /// Both can be slices (`[T]`), of any length. As with [`Link::typed`], the first participant declares the types in the link:
-/// that of all that the secondary side sends, and that of all that the primary side sends. A participant with another type of
+/// the type of all messages of the secondary side, and the type of all messages of the primary side. A participant with another type of
 /// either gets an error with all the names. Types are replaced when no participant uses them any more and no message, request
 /// or reply waits.
 ///
@@ -181,7 +181,7 @@ impl<Req: Payload + ?Sized, Rep: Payload + ?Sized> TypedRequests<Req, Rep> {
     /// Receives the oldest request, or returns `None` if there is none. Never waits. Only on the primary side.
     ///
     /// # Errors
-    /// As [`Link::receive_request`]. [`NotOfType`](ErrorKind::NotOfType) if the length of the request is not that of a value:
+    /// As [`Link::receive_request`]. [`NotOfType`](ErrorKind::NotOfType) if the request does not have the length of a value:
     /// it was made without a typed handle. [`OnDevice`](ErrorKind::OnDevice) if its DATA part is in device memory. Such a
     /// request is dropped, its client gets [`Unanswered`](ErrorKind::Unanswered), and the next request can be received.
     pub fn receive_request(&self) -> Result<Option<TypedRequest<'_, Req, Rep>>> {

@@ -99,7 +99,7 @@ impl Waiter {
         lease.fall_asleep();
         drop(lease);
         let slept = self.shared.sleep_until(self.sleepers(), deadline, true, || self.check_seated(), ready);
-        // Without a lease the bit is that of the next participant in the seat, which has cleared it when it came.
+        // Without a lease the bit belongs to the next participant in the seat, which has cleared it when it came.
         if let Some(lease) = self.lease.upgrade() {
             lease.wake_up();
         }

@@ -14,7 +14,7 @@ use super::{
 use crate::notify::Sleepers;
 use crate::sync::Ordering;
 
-/// What happened to another participant of the link.
+/// A change of another participant of the link.
 ///
 /// Each handle is a participant of its own, also a clone.
 ///

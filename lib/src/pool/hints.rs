@@ -23,7 +23,7 @@ use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE, overwrite};
 pub(crate) const STEAL_MAX: u32 = 32;
 /// Buffers a handle remembers in the order of their release; see [`Recent`].
 pub(crate) const RECENT_MAX: usize = 64;
-/// The reserve has its bitmap after those of the seats.
+/// The reserve has its bitmap after the seats' bitmaps.
 const RESERVE: usize = MAX_SEATS;
 
 /// Lines that one bitmap of `len` buffers takes: whole lines, so that two seats never write one line.

@@ -98,7 +98,7 @@ impl OwnerTable {
         won
     }
 
-    /// As [`PoolCache::claim`], without a handle's bitmap: for a thread other than that of the handle.
+    /// As [`PoolCache::claim`], without a handle's bitmap: for another thread than the handle's.
     pub(crate) fn claim(&self, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
         // Each round consumes a hint.
         for _ in 0..4 * self.len() + 2 {
@@ -106,7 +106,7 @@ impl OwnerTable {
             let owner = self.owner(index);
             let word = owner.load(Ordering::Relaxed);
             let claimed = next(word);
-            // The orders are those of `PoolCache::claim`.
+            // The orders are the same as in `PoolCache::claim`.
             if owner::is_free(word)
                 && owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
@@ -217,7 +217,7 @@ impl PoolCache {
     }
 
     /// Prefetches the lines that a release or claim of a buffer writes, if many follow. The last holder has these lines
-    /// in its cache. A locked instruction waits for its own line and for those of all earlier stores, so one after the
+    /// in its cache. A locked instruction waits for its own line and for the lines of all earlier stores, so one after the
     /// other they would cost a round trip each; prefetched, they arrive together.
     #[inline]
     pub(crate) fn prefetch(&self, index: u32) {

@@ -56,7 +56,7 @@ impl<'a> InlineLines<'a> {
                             for (i, bytes) in whole.as_chunks::<8>().0.iter().enumerate() {
                                 self.store(i, u64::from_ne_bytes(*bytes));
                             }
-                            // The last eight bytes, without those of the word before.
+                            // The last eight bytes, without the bytes of the word before.
                             let last = u64::from_le_bytes(*last) >> (8 * (8 * $words - msg.len()));
                             self.store($words - 1, last.to_le());
                         }

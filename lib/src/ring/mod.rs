@@ -126,7 +126,7 @@ impl Words {
         self.view().control(line)
     }
 
-    /// A word next to that of a control line, written by the same participants.
+    /// A second word of a control line, written by the same participants.
     #[inline]
     pub(crate) fn beside(&self, line: usize, word: usize) -> &AtomicU64 {
         self.view().control[line].word(word)

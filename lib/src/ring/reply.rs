@@ -35,7 +35,7 @@ pub const REQUEST_INLINE_MAX_BYTES: usize = INLINE_MAX_BYTES - size_of::<u64>();
 /// [`RepliesFull`](crate::ErrorKind::RepliesFull).
 ///
 /// So does a reply to a client that has left its share of a pool, or of the inline cells, in replies to all of its requests:
-/// clients that take no replies leave room for those of others.
+/// clients that take no replies leave room for other clients' replies.
 pub const REPLIES_MAX: u32 = 7;
 
 #[cfg(not(loom))]

@@ -76,7 +76,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         if self.map.is_none() {
             let slice = NonNull::slice_from_raw_parts(self.base, self.lines);
-            // SAFETY: `base` and `lines` are those of the box leaked in `heap`, and only this frees it.
+            // SAFETY: `base` and `lines` come from the box leaked in `heap`, and only this frees it.
             drop(unsafe { Box::from_raw(slice.as_ptr()) });
         }
     }

@@ -33,7 +33,7 @@ use crate::file;
 pub const MARK: u32 = libc::S_ISVTX;
 /// The bytes that leases lock: the first one is shared by all who may read, an opening that may only write has one of the others.
 pub const BYTES: Range<u64> = 1 << 62..(1 << 62) + (1 << 31);
-/// Those of [`BYTES`] that no lease locks: they are for what a kind of file has beside leases, as attachments of System V segments.
+/// The bytes of [`BYTES`] that no lease locks. Kinds of files use them for other locks, such as attachments of System V segments.
 pub const ATTACHMENTS: Range<u64> = BYTES.end - (1 << 24)..BYTES.end;
 
 /// Bits that a marked file does not have, so that `chmod -R 1777` on a directory marks nothing.
@@ -53,7 +53,7 @@ pub const fn marked(mode: u32) -> u32 {
     (mode & 0o666) | MARK
 }
 
-/// Whether `st_mode` is that of a marked file.
+/// Whether `st_mode` belongs to a marked file.
 ///
 /// ```
 /// use shmesh_sys::lease::{is_marked, marked};
@@ -69,7 +69,7 @@ pub const fn is_marked(st_mode: u32) -> bool {
 /// has the file, and is about to remove its name.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_SETLK)` says.
+/// The error of `fcntl(F_OFD_SETLK)`.
 pub fn take(fd: &impl AsFd) -> io::Result<bool> {
     match lock(fd, BYTES.start, libc::F_RDLCK) {
         Err(Errno::EBADF) => take_to_write(fd),
@@ -106,7 +106,7 @@ fn lock(fd: &impl AsFd, at: u64, kind: i32) -> Result<bool, Errno> {
 /// Whether an opening of the file other than this one has a lease.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_GETLK)` says.
+/// The error of `fcntl(F_OFD_GETLK)`.
 pub fn is_leased(file: &impl AsFd) -> io::Result<bool> {
     Ok(file::locked_from(file, &BYTES)?.is_some())
 }
@@ -143,7 +143,7 @@ pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
 /// Opens a file, with a lease if it is marked. Symbolic links are refused.
 ///
 /// # Errors
-/// What `open(2)` says; `WouldBlock` if a process keeps the bytes of leases locked for [`PATIENCE`], which no collector does.
+/// The error of `open(2)`; `WouldBlock` if a process keeps the bytes of leases locked for [`PATIENCE`], which no collector does.
 ///
 /// ```
 /// use shmesh_sys::lease;
@@ -182,7 +182,7 @@ fn take_at(path: &Path, opened: &File) -> io::Result<bool> {
     Ok(take(opened)? && same_file(&std::fs::symlink_metadata(path)?, &opened.metadata()?))
 }
 
-/// What [`remove_unused`] did with a name.
+/// The result of [`remove_unused`] for a name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Removal {
     /// The name is gone, and so many bytes of memory are free.
@@ -190,11 +190,11 @@ pub enum Removal {
         /// Bytes that the file had allocated.
         bytes: u64,
     },
-    /// It is no marked file: it stays.
+    /// The file is not marked, and stays.
     Unmarked,
-    /// A process has a lease: it stays.
+    /// A process has a lease, so the file stays.
     Leased,
-    /// A process without a lease has it open or mapped: it stays. Only the owner of a file and root learn this.
+    /// A process without a lease has the file open or mapped, so it stays. Only the owner of a file and root can detect this.
     Open,
     /// The name went away or became another file's.
     Gone,
@@ -207,7 +207,7 @@ pub enum Removal {
 pub fn remove_unused(path: &Path) -> io::Result<Removal> {
     match remove_named(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Removal::Gone),
-        // Another collector is at it.
+        // Another collector has the file.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Removal::Leased),
         removal => removal,
     }
@@ -261,7 +261,7 @@ fn is_open_elsewhere(file: &File) -> bool {
 /// Locks all bytes of leases, as a collector does, for as long as the result lives. `None`: a process has a lease.
 ///
 /// # Errors
-/// What `fcntl(F_OFD_SETLK)` says.
+/// The error of `fcntl(F_OFD_SETLK)`.
 pub fn try_claim(file: File) -> io::Result<Option<File>> {
     let claim = file::try_lock_range(&file, &BYTES)?;
     Ok(claim.then_some(file))

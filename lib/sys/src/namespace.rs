@@ -35,7 +35,7 @@ impl Namespaces {
         Ok(Self { pid: inode("pid")?, cgroup: inode("cgroup")? })
     }
 
-    /// Whether process ids here are those of the machine. In kind they are those of the node, which is the outermost
+    /// Whether process ids here are the machine's. In kind they are the node's, which is the outermost
     /// namespace of its pods.
     #[must_use]
     pub fn is_initial_pid(&self) -> bool {

@@ -4,7 +4,7 @@
 //! handler maps zeroed private memory over the truncated part, and marks the mapping as damaged. The access then
 //! continues and reads zeros. SIGBUS for any other address is passed to the previously installed handler.
 //!
-//! A handler that is installed after the first guarded mapping must call the one that it replaces, or the guard is lost.
+//! A handler that is installed after the first guarded mapping must call the handler that it replaces, or the guard is lost.
 // UNSAFETY: a signal handler that replaces pages of mappings whose owners have registered them, and a list of leaked chunks that
 // it reads without a lock. The handler calls only what a signal handler may call.
 #![expect(unsafe_code, reason = "nix has no handlers with an address, and a handler takes no locks")]

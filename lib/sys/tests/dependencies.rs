@@ -1,12 +1,12 @@
-//! Only this crate talks to the kernel and the C library: no other product crate depends on `libc` or `nix`, except the one that
+//! Only this crate talks to the kernel and the C library: no other product crate depends on `libc` or `nix`, except the crate that
 //! takes the place of the C library in programs, `lib/posix`.
 
 use std::fs;
 use std::path::Path;
 
-/// What no product contains: doubles of kubelet and drivers, and what tests share.
+/// Crates that no product contains: doubles of kubelet and drivers, and the shared test code.
 const FAKES: [&str; 4] = ["e2e/devices/ascend", "e2e/devices/cuda", "e2e/kubelet", "lib/testing"];
-/// What only this crate may depend on.
+/// Dependencies that only this crate may have.
 const KERNEL: [&str; 3] = ["libc", "nix", "rustix"];
 
 /// The members of the workspace, from the text between `members = [` and `]`.

@@ -37,7 +37,7 @@ const HISTORY: u32 = 2;
 /// Messages that a reader has in its hands, at most.
 const HELD_MAX: usize = 4;
 
-/// What each worker says of itself, in words.
+/// The words that each worker reports about itself.
 const READY: usize = 0;
 /// The writer's messages, or rounds of a reader: it lives.
 const PROGRESS: usize = 1;

@@ -66,7 +66,7 @@ const FAILED_JUMPS_COUNT: u32 = 3;
 const NOT_TRACED: c_int = 125;
 /// Exit status of a child whose preparation panicked.
 const NOT_PREPARED: c_int = 126;
-/// What the trampoline returns when the operation panicked.
+/// The trampoline's result when the operation panicked.
 const PANICKED: u64 = 1;
 
 thread_local! {
@@ -92,7 +92,7 @@ pub(crate) struct Point {
     pub(crate) pid: libc::pid_t,
 }
 
-/// What was covered, and at which cost.
+/// The coverage of a run, and its cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Report {
     /// Number of points checked.
@@ -177,7 +177,7 @@ pub(crate) struct Failures {
     pub(crate) total: u64,
     /// The first of them.
     pub(crate) kept: Vec<Failure>,
-    /// What was covered all the same.
+    /// The coverage up to and beyond the failures.
     pub(crate) report: Report,
 }
 
@@ -685,7 +685,7 @@ fn end_address() -> u64 {
     (&raw const shmesh_crashpoint_end).addr() as u64
 }
 
-/// What the child works on, through one pointer.
+/// The arguments of the child's call, behind one pointer.
 struct Call<'a, W, F> {
     world: &'a mut W,
     operation: &'a F,

@@ -43,7 +43,7 @@ pub(crate) const CASES: &[harness::Case] = &[
     long("frozen::evicted_in_much_traffic", || evicted_in_traffic(200)),
 ];
 
-/// What the child says of itself: the result of the operation, what it received, and how its later calls ended.
+/// The child's report: the result of the operation, the messages received, and how its later calls ended.
 struct Report(Words);
 
 const RESULT: usize = 0;
@@ -335,7 +335,7 @@ fn check_paused(base: &Base, case: &Case, report: &Report, meanwhile: Meanwhile)
     verify(base, &Expect::default(), Order::RecoverFirst).map(drop).map_err(|bad| bad.to_string())
 }
 
-/// What the operation sends if others make room meanwhile.
+/// The messages that the operation sends if others make room meanwhile.
 fn sends(case: &Case) -> Vec<Tag> {
     match case.name {
         "send into a full ring" => vec![msg_data(1)],

@@ -41,7 +41,7 @@ pub(crate) const CASES: &[harness::Case] = &[
 /// Requests that a client can have pending, on a link that has some.
 const WINDOW: u32 = 2;
 
-/// What the victim says of itself.
+/// Words that the victim reports about itself.
 const CALLS: usize = 0;
 const ERRORS: usize = 1;
 const PLACE: usize = 2;

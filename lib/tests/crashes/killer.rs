@@ -85,7 +85,7 @@ fn config(scenario: usize) -> LinkConfig {
     config
 }
 
-/// What each worker says of itself, in words.
+/// The words that each worker reports about itself.
 const ATTEMPT: usize = 0;
 const SENT: usize = 1;
 /// How many messages the receiving call may take that is under way.
@@ -96,7 +96,7 @@ const LATE_WAKES: usize = 5;
 const RETRIES: usize = 6;
 const TAKEN: usize = 7;
 const WORDS_PER_WORKER: usize = 16;
-/// What the parent says to all.
+/// The words by which the parent commands all workers.
 const STOP_SENDING: usize = WORKERS_MAX * WORDS_PER_WORKER;
 /// Each worker is to die after sending, before it rings.
 const SILENT_DEATH: usize = STOP_SENDING + 1;

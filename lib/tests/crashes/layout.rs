@@ -123,7 +123,7 @@ impl Table {
     }
 }
 
-/// What an owner word of a MSG buffer says: state and seat.
+/// The state and the seat in an owner word of a MSG buffer.
 pub(crate) fn msg_owner(word: u64) -> (u64, u64) {
     (word & 3, word >> 2 & 0xff)
 }

@@ -21,7 +21,7 @@ pub(crate) const CASES: &[harness::Case] = &[
 
 /// Requests that a client can have pending.
 const WINDOW: u32 = 2;
-/// What the status word of a slot says, and its reply words.
+/// Values of a slot's status word and of its reply words.
 const STATUS: u64 = 3;
 const IDLE: u64 = 0;
 const PENDING: u64 = 1;

@@ -6,7 +6,7 @@ use shmesh::{Link, Loan, Message, PendingReply, Request, Side};
 use crate::layout;
 use crate::world::{Base, Expect, RING_LEN, TO_PRIMARY, TO_SECONDARY, Tag, inline, msg, msg_data};
 
-/// What the participant has in its hands.
+/// The handles, loans and messages of the participant.
 ///
 /// Handles live for ever, so that loans and messages can be kept beside them; nothing of a scene is dropped but
 /// in the process that dies.

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const TO_PRIMARY: usize = 0;
 pub(crate) const TO_SECONDARY: usize = 1;
 
-/// What is wrong after a crash.
+/// A kind of failure after a crash.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Class {
     /// A survivor could not work.
@@ -207,7 +207,7 @@ pub(crate) struct Base {
     pub(crate) segments: [Bytes; 3],
     pub(crate) primary: Link,
     pub(crate) secondary: Link,
-    /// What readers of a broadcast ring do to its writer.
+    /// The treatment of slow readers of a broadcast ring.
     pub(crate) slow: SlowReaders,
     /// The link as it was made.
     pub(crate) empty: Snapshot,
@@ -311,12 +311,12 @@ impl Base {
     }
 }
 
-/// What must be found after a crash.
+/// The state that a crash must leave.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Expect {
-    /// What waited in each direction before the operation.
+    /// The messages queued in each direction before the operation.
     pub(crate) waiting: [Vec<Tag>; 2],
-    /// What the operation sends to the primary.
+    /// The messages that the operation sends to the primary.
     pub(crate) sends: Vec<Tag>,
     /// How many messages the operation takes of those to the secondary.
     pub(crate) takes: usize,

@@ -658,7 +658,7 @@ fn impostor(dir: &Path, answer: Option<Vec<u8>>) {
     });
 }
 
-/// What a host says to a newcomer: layout version, and so many segments.
+/// The host's answer to a newcomer: layout version and number of segments.
 fn attached(layout: u32, segments: u32) -> Vec<u8> {
     let attached = broker::Attached { layout, segments };
     packet::encode(&Reply::new(1, reply::Result::Attached(attached)))

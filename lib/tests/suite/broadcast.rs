@@ -400,7 +400,7 @@ fn a_dead_writer_has_a_successor() {
     }
 }
 
-/// What they held was the dead writer's, and none of them is there to give it back.
+/// Their messages were the dead writer's, and no reader is left to release them.
 #[test]
 fn readers_that_die_after_the_writer_keep_nothing() {
     let _watchdog = Watchdog::start();
@@ -607,7 +607,7 @@ fn wild_words_are_survived() {
     }
 }
 
-/// What a reader says of itself harms the reader alone.
+/// A reader that writes a wrong cursor harms itself alone.
 #[test]
 fn a_wild_cursor_is_its_readers_own_loss() {
     for slow in SLOW {

@@ -1,4 +1,4 @@
-//! What can be sent arrives as it was sent: each kind of message, in both directions, on each kind of link.
+//! Messages arrive as they were sent: each kind of message, in both directions, on each kind of link.
 
 use std::collections::BTreeSet;
 

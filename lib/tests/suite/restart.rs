@@ -853,7 +853,7 @@ fn every_host_admits_the_same_users_as_the_creator() {
     }
 }
 
-/// What an earlier run left: messages, posts, and buffers that killed processes held, of both sides.
+/// Leaves the remains of an earlier run: messages, posts, and buffers that killed processes of both sides held.
 fn leave_a_run_behind(dir: &Path, kind: &str) {
     let (mut primary, mut secondary) = (Peer::start(dir), Peer::start(dir));
     primary.tell(&format!("create link {kind}"));

@@ -1,10 +1,10 @@
-//! What must not compile: ownership is in the types, so these mistakes are found before a program runs.
+//! Programs that must not compile: ownership is in the types, so these mistakes are found before a program runs.
 
 use std::thread::JoinHandle;
 
 use shmesh::{Error, Link, LinkOptions, Loan, Message, OwnedLoan, OwnedMessage};
 
-/// What the compiler says when a loan, a message or a link is used after its end is part of the library.
+/// The compiler's message for a loan, message or link that is used after its end is part of the library.
 ///
 /// After a change of the compiler: `TRYBUILD=overwrite cargo test -p shmesh --test suite ui -- --ignored`, and read the difference.
 #[test]

@@ -25,7 +25,7 @@ pub struct Injection {
     pub warnings: Vec<String>,
 }
 
-/// Injects the links, or the shared pool or claim, that a pod requests. `namespace` is that of the request, which the pod itself
+/// Injects the links, or the shared pool or claim, that a pod requests. `namespace` is the request's, which the pod itself
 /// need not have.
 ///
 /// Existing settings are kept, and injecting twice has the effect of injecting once.

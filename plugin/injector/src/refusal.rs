@@ -23,7 +23,7 @@ pub struct Refusal {
     pub annotation: String,
     /// The problem, with the values involved.
     pub what: String,
-    /// What the user should do.
+    /// The remedy, as an instruction to the user.
     pub remedy: String,
     /// Line in the value of the annotation, from 1.
     pub line: u64,

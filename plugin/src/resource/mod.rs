@@ -56,7 +56,7 @@ pub(crate) struct Pool {
     pub(crate) user_namespaces: UserNamespaces,
 }
 
-/// What the units of a resource stand for.
+/// The meaning of a resource's units.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum ResourceKind {
     /// A number of bytes of a private `/dev/shm`.
@@ -74,7 +74,7 @@ pub(crate) enum ResourceKind {
 pub(crate) struct Resource {
     /// Full name in the form `domain/name`.
     pub(crate) name: String,
-    /// What the units stand for.
+    /// The meaning of the units.
     pub(crate) kind: ResourceKind,
     units: Vec<Unit>,
     /// Indexes of units sorted by id, which is smaller than a map.

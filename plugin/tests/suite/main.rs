@@ -14,7 +14,7 @@ mod prepare;
 mod stubborn;
 mod support;
 
-/// What other processes of the tests run. As a test it does nothing.
+/// The entry point of other processes of the tests. As a test it does nothing.
 #[test]
 fn helper() {
     match std::env::var(support::ROLE).as_deref() {

@@ -1,6 +1,6 @@
 //! Rate limit of audit records per account, as a token bucket.
 //!
-//! An account is that of the quotas: a pod, or outside pods a user. Refusals and other records have a bucket each, so
+//! Accounts are the same as for quotas: a pod, or outside pods a user. Refusals and other records have a bucket each, so
 //! that a flood of refusals cannot hide operations that succeeded. The time comes from the records, not from a clock.
 
 use std::collections::BTreeMap;

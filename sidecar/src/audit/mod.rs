@@ -26,7 +26,7 @@ use crate::shares::{Share, Shares};
 use file::LogFile;
 use limit::{AuditAccount, Limiter};
 
-/// Maximum number of queued records: refusals, and others. Of each kind one account may have at most as many as are
+/// Maximum number of queued records: refusals, and others. Of each kind, one account may have at most as many as are
 /// free, so that there is always room for another account.
 const QUEUE_MAX: [usize; 2] = [1024, 3072];
 /// Maximum number of queued reports of suppressed records: one for each account and kind.

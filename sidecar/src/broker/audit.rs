@@ -129,7 +129,7 @@ reasons! {
     Unsupported = "unsupported",
     /// The caller cannot be identified.
     Unidentified = "unidentified",
-    /// The packet was sent by another process than the one that made the connection.
+    /// The packet was sent by another process than the connection's.
     ForeignSender = "foreign_sender",
     /// The session has ended, or never existed.
     NoSession = "no_session",

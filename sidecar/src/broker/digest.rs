@@ -11,7 +11,7 @@ use super::ProcessId;
 pub(super) const SECRET_BYTES: usize = 32;
 
 /// SHA-256 of a secret. Lookups compare hashes, so their duration reveals nothing about the secret; no caller can
-/// choose secrets whose hashes share a long prefix with that of an unknown secret.
+/// choose secrets whose hashes share a long prefix with the hash of an unknown secret.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(super) struct Digest([u8; 32]);
 

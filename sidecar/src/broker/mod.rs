@@ -46,7 +46,7 @@
 //! - It numbers sessions and descriptors and never reuses a number. It carries out effects in their order:
 //!   [`Effect::Reply`] sends a copy of a descriptor, [`Effect::DropFd`] closes it.
 //! - It identifies a peer before [`Command::Opened`], and keeps the pidfd from [`Effect::Watch`] on. It does not pass
-//!   on requests that were sent by another process than the one that connected.
+//!   on requests that were sent by another process than the connected one.
 //! - It checks each descriptor first: a sealed memfd of the claimed size, or a device. For the broker a descriptor is a
 //!   number, and a size is a claim.
 //! - It handles `Attach`, `Seated` and `Offer`, which concern the link; the broker refuses them as unsupported. So are

@@ -18,7 +18,7 @@ pub struct Policy {
     /// Whether legacy CUDA IPC handles may be exported. They cannot be revoked: a process that has seen one can use it
     /// for ever.
     pub cuda_legacy: bool,
-    /// Whether process ids are those of the whole node. Otherwise a driver that admits by process id would admit the
+    /// Whether process ids are the node's. Otherwise a driver that admits by process id would admit the
     /// wrong processes.
     pub bare_numbers: bool,
     /// Sessions at the same time.

@@ -24,7 +24,7 @@ pub(super) struct Caller {
 
 pub(super) enum Response {
     Now(reply::Result, Option<FdToken>),
-    /// The answer follows that of the exporter or the identity service.
+    /// The answer follows the answer of the exporter or the identity service.
     Later,
 }
 

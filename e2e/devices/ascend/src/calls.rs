@@ -28,7 +28,7 @@ thread_local! {
 
 /// Contexts that were made apart from those that devices have anyway.
 static MADE: Mutex<BTreeMap<usize, i32>> = Mutex::new(BTreeMap::new());
-/// Contexts are addresses: those of devices begin here, and those that are made there.
+/// Contexts are addresses: the default contexts of devices begin at the first one, created contexts at the second.
 const DEFAULT_CONTEXTS: usize = 0xacc1_0000;
 const MADE_CONTEXTS: usize = 0xacc2_0000;
 

@@ -55,7 +55,7 @@ pub fn library() -> PathBuf {
     found.expect("Cargo builds the double together with what depends on it")
 }
 
-/// What calls return, by the runtime's numbers.
+/// The result codes of calls, with the runtime's numbers.
 mod code {
     use std::ffi::c_int;
 

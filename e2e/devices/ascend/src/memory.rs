@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::code;
 use crate::wire::KEY_BYTES;
 
-/// What memory is rounded to, and what keys begin at.
+/// The size that memory is rounded to, and the alignment of exported memory.
 pub(crate) const PAGE: u64 = 2 << 20;
 
 /// Device memory at an address.
@@ -24,9 +24,9 @@ pub(crate) struct Span {
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     pub(crate) spans: BTreeMap<u64, Span>,
-    /// What was imported by a key: where, and how often.
+    /// Imported memory by its key: the address, and the number of imports.
     pub(crate) imports: HashMap<[u8; KEY_BYTES], (u64, u64)>,
-    /// What was exported by a key.
+    /// The address of exported memory by its key.
     pub(crate) exports: HashMap<[u8; KEY_BYTES], u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What library and daemon say to each other: packets of one size, with a descriptor where memory travels.
+//! The protocol between library and daemon: packets of one size, with a descriptor where memory travels.
 
 use std::io;
 use std::mem::MaybeUninit;

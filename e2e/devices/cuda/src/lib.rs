@@ -53,7 +53,7 @@ pub fn library() -> PathBuf {
     found.expect("Cargo builds the double together with what depends on it")
 }
 
-/// What calls return, by the driver's numbers.
+/// The result codes of calls, with the driver's numbers.
 mod code {
     use std::ffi::c_int;
 

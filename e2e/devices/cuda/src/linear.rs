@@ -7,7 +7,7 @@ use crate::physical::{GRANULARITY, Physical};
 use crate::space::{self, Block, Origin, Space, Span};
 use crate::{Outcome, code, device, done, put, stream};
 
-/// What small allocations are rounded to.
+/// The size that small allocations are rounded to.
 const SMALL: u64 = 512;
 
 #[unsafe(no_mangle)]
@@ -105,7 +105,7 @@ fn to_device(to: u64, from: *const c_void, len: usize) -> Outcome {
     Ok(())
 }
 
-/// What was staged arrives.
+/// Writes staged bytes to their target.
 pub(crate) fn arrive(to: u64, staged: &[u8]) -> Outcome {
     let (target, _held) = space::with(|space| space.bytes(to, staged.len()))?;
     // SAFETY: the target lies in a mapping that is held here.

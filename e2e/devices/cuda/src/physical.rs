@@ -11,7 +11,7 @@ use crate::{Outcome, code, device};
 
 const PAGE: u64 = 4096;
 const MAGIC: [u8; 8] = *b"fakecuda";
-/// What memory is rounded to, and sub-allocated from.
+/// The size that memory is rounded to, and sub-allocated from.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
 /// Device memory, which lives as long as its file is open.
@@ -80,7 +80,7 @@ impl Physical {
         Ok(Self { size, exportable, ..self })
     }
 
-    /// What a descriptor or a named file is, if it is device memory of a device that this process sees.
+    /// The device memory behind a descriptor or a named file, if it is of a device that this process sees.
     pub(crate) fn of(file: File) -> Outcome<Self> {
         let whole = file.metadata().map_err(|_| code::INVALID_VALUE)?.len();
         let size = whole.checked_sub(PAGE).filter(|size| *size > 0).ok_or(code::INVALID_VALUE)?;

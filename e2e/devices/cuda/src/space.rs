@@ -1,4 +1,4 @@
-//! What this process has: handles, reserved addresses, and what is mapped there.
+//! The address space of this process: handles, reserved addresses and mappings.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;

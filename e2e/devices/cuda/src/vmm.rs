@@ -1,4 +1,4 @@
-//! Virtual memory management: memory and addresses are made apart, and come together by mapping.
+//! Virtual memory management: physical memory and address ranges are created separately, and joined by mapping.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::fs::File;
@@ -44,12 +44,12 @@ struct Access {
 
 const _: () = assert!(size_of::<Properties>() == 32 && size_of::<Access>() == 12);
 
-/// Reads what a caller points at.
+/// Reads the structure behind a caller's pointer.
 fn read<T: Copy>(from: *const T) -> Outcome<T> {
     if from.is_null() {
         return Err(code::INVALID_VALUE);
     }
-    // SAFETY: callers of the C interface point at one of it, and it is not null.
+    // SAFETY: callers of the C interface pass a pointer to a `T`, and it is not null.
     Ok(unsafe { from.read_unaligned() })
 }
 
@@ -70,7 +70,7 @@ extern "C" fn cuMemGetAllocationGranularity(
     properties: *const Properties,
     option: c_int,
 ) -> c_int {
-    // The smallest, or what the driver recommends.
+    // The minimum and the recommended granularity, which are the same here.
     if !matches!(option, 0 | 1) {
         return code::INVALID_VALUE;
     }
@@ -129,13 +129,13 @@ extern "C" fn cuMemExportToShareableHandle(
     if out.is_null() { code::INVALID_VALUE } else { put(out, export()) }
 }
 
-/// The descriptor is the caller's before and after.
+/// Imports memory by a descriptor, which remains the caller's.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemImportFromShareableHandle(out: *mut u64, fd: *mut c_void, kind: c_int) -> c_int {
     let import = || {
         device::started()?;
         let fd = c_int::try_from(fd as usize).map_err(|_| code::INVALID_VALUE)?;
-        // SAFETY: it only asks whether there is such a descriptor.
+        // SAFETY: the call only checks whether the descriptor is open.
         if kind != POSIX_FD || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -166,7 +166,7 @@ extern "C" fn cuMemGetAllocationPropertiesFromHandle(out: *mut Properties, handl
     put(out, properties())
 }
 
-/// The handle of what is mapped at an address, which is to be released once more.
+/// Returns the handle of the memory mapped at an address, with another reference to release.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, address: *mut c_void) -> c_int {
     let retain = || {
@@ -235,7 +235,7 @@ extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, fl
             .next_back()
             .is_some_and(|(base, reserved)| end <= base + reserved);
         let is_taken = space.span(address).is_ok() || space.spans.range(address..end).next().is_some();
-        // The driver wants offset 0, and whole pages.
+        // The driver requires offset 0 and whole pages.
         let is_whole = size > 0 && (address | size).is_multiple_of(GRANULARITY) && size <= physical.size;
         if offset != 0 || flags != 0 || !is_whole || !is_reserved || is_taken {
             return Err(code::INVALID_VALUE);
@@ -251,8 +251,8 @@ extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, fl
 #[unsafe(no_mangle)]
 extern "C" fn cuMemUnmap(address: u64, size: usize) -> c_int {
     done(space::with(|space| {
-        let is_it = |span: &Span| span.origin == Origin::Mapped && span.size == size as u64;
-        if !space.spans.get(&address).is_some_and(is_it) {
+        let is_mapping = |span: &Span| span.origin == Origin::Mapped && span.size == size as u64;
+        if !space.spans.get(&address).is_some_and(is_mapping) {
             return Err(code::INVALID_VALUE);
         }
         stream::goes(address, size as u64);
@@ -265,7 +265,7 @@ extern "C" fn cuMemUnmap(address: u64, size: usize) -> c_int {
 extern "C" fn cuMemSetAccess(address: u64, size: usize, access: *const Access, count: usize) -> c_int {
     let set = || {
         let wanted = read(access)?;
-        // None, read, or both; a real device takes a reader's word for what it is going to do.
+        // No access, reads, or reads and writes. A real device does not stop a reader from writing.
         if count != 1 || !matches!(wanted.flags, 0 | 1 | 3) || wanted.location.kind != ON_DEVICE {
             return Err(code::INVALID_VALUE);
         }
@@ -275,7 +275,7 @@ extern "C" fn cuMemSetAccess(address: u64, size: usize, access: *const Access, c
             if span.origin != Origin::Mapped || span.size != size as u64 {
                 return Err(code::INVALID_VALUE);
             }
-            // These devices have no way to each other.
+            // These devices cannot access each other's memory.
             if span.physical.uuid != uuid {
                 return Err(code::INVALID_DEVICE);
             }

@@ -51,7 +51,7 @@ pub(super) struct State {
     pub(super) known: BTreeMap<String, BTreeMap<String, Device>>,
     pub(super) healthy: BTreeMap<String, Names>,
     pub(super) unhealthy: BTreeMap<String, Names>,
-    /// Devices that cannot be allocated: those of pods, and leaked ones.
+    /// Devices that cannot be allocated: in use by pods, or leaked.
     pub(super) allocated: BTreeMap<String, Names>,
     pub(super) held: Allocations,
     /// Devices of finished init containers of the pod that is being admitted; its later containers reuse them.

@@ -15,7 +15,7 @@ use tower_service::Service;
 
 use crate::process::Process;
 
-/// Binds `path` and serves `service` there until `process` is killed. The socket's file stays, as that of a killed process
+/// Binds `path` and serves `service` there until `process` is killed. The socket's file stays, as after a killed process
 /// does.
 pub(crate) fn serve<S, F>(path: &Path, mode: u32, service: S, process: &Process) -> io::Result<()>
 where

@@ -47,7 +47,7 @@ pub(crate) enum Outcome {
     Hang,
 }
 
-/// What a plugin does; changed by the test as it goes.
+/// The behaviour of a plugin, which the test changes as it goes.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub options: DevicePluginOptions,
@@ -56,7 +56,7 @@ pub(crate) struct Script {
     pub on_preferred: Outcome,
     pub on_allocate: Outcome,
     pub on_pre_start: Outcome,
-    /// What it prefers, of what is available.
+    /// The devices that it prefers among the available ones.
     pub preferred: Vec<String>,
     pub answer: ContainerAllocateResponse,
     pub info: PluginInfo,

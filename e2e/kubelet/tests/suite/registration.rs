@@ -146,7 +146,7 @@ async fn b04_the_plugin_is_localhost_and_the_registration_socket_is_its_path() {
     assert_eq!(options[":authority"], "localhost");
 }
 
-/// What makes a Rust server answer PROTOCOL_ERROR, and the `@` that cures it.
+/// A Rust server answers PROTOCOL_ERROR to an authority without an `@`, and works with one.
 #[tokio::test(start_paused = true)]
 async fn b04_a_rust_server_cannot_be_found_by_a_path_without_an_at_sign() {
     let (_dir, node) = node().await;

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::plugin::{Fake, device, register};
 use crate::{R, node_with};
 
-/// What a plugin may neglect.
+/// The duties that a plugin neglects.
 #[derive(Clone, Copy, Debug, Default)]
 struct Duties {
     ignores_cuts: bool,

@@ -245,7 +245,7 @@ impl World {
         pod
     }
 
-    /// What the scheduler, injection and the kubelet make of a pod.
+    /// Creates a pod, as admission, the scheduler and the kubelet do.
     fn apply(&mut self, namespace: &str, name: &str, mut pod: Value) -> (u16, Value) {
         self.ids += 1;
         pod["metadata"]["uid"] = format!("pod-{}", self.ids).into();
@@ -284,7 +284,7 @@ impl World {
         (201, pod)
     }
 
-    /// What a tool's pod does: a container that it kills restarts.
+    /// Runs the command of a tool's pod: a container that it kills restarts.
     fn tool(&mut self, words: &[Value]) {
         let ["container", victim] = words.iter().filter_map(Value::as_str).collect::<Vec<_>>()[..] else {
             return;

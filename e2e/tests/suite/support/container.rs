@@ -1,4 +1,4 @@
-//! What a container runtime does, as far as it concerns us: namespaces, mounts and groups of an Allocate answer and of the CDI
+//! A container runtime, as far as the tests need one: namespaces, mounts and groups of an Allocate answer and of the CDI
 //! devices in it, a user without privileges, a read-only root. The file system is this machine's.
 
 use std::fmt::Write;
@@ -80,7 +80,7 @@ impl Runtime {
     }
 }
 
-/// What a device does to a container, from the files that the runtime finds.
+/// The edits of a container for a CDI device, from the files that the runtime finds.
 fn cdi(dir: &Path, device: &str) -> Edits {
     let (kind, name) = device.split_once('=').unwrap();
     for file in std::fs::read_dir(dir).unwrap() {

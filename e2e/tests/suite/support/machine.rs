@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Machine {
     /// The node's root: what is `/` to the plugin.
     root: TempDir,
-    /// What every container can read.
+    /// A directory that every container can read.
     pub(crate) shared: TempDir,
     pub(crate) node: Node,
     plugin: Option<Child>,
@@ -86,7 +86,7 @@ impl Machine {
         self.root.path().join(path.trim_start_matches('/'))
     }
 
-    /// What lies in the pool.
+    /// The names of the files in the pool.
     pub(crate) fn pool_files(&self) -> BTreeSet<String> {
         let entries = std::fs::read_dir(self.path("dev/shm/shmesh/fronthaul")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

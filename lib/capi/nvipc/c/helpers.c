@@ -369,7 +369,7 @@ nv_ipc_mempool_t *nv_ipc_mempool_open(int primary, const char *name, int buf_siz
         return NULL;
     }
     if (cuda_device_id >= 0)
-        NVLOGC(TAG, "pool %s: in memory of the host; device pools are those of a link", name);
+        NVLOGC(TAG, "pool %s: in memory of the host; only a link has device pools", name);
     own->calls = (nv_ipc_mempool_t){pool_alloc, pool_free,  pool_get_index,  pool_get_addr, pool_buf_size, pool_len,
                                     pool_close, pool_queue, pool_free_count, pool_copy,     pool_copy};
     own->at.size = buf_size;

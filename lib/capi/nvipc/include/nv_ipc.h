@@ -2,7 +2,7 @@
  * The interface of NVIPC over links of shmesh. Programs written for NVIPC run after they are compiled with this header, or
  * relinked.
  *
- * Names, layouts and numbers are those of NVIPC's releases 25-3 and 26-1. docs/nvipc.md describes everything else, with
+ * Names, layouts and numbers equal those in NVIPC's releases 25-3 and 26-1. docs/nvipc.md describes everything else, with
  * each difference. No function ends the process: on failure it returns -1 or NULL, and writes a line to standard error.
  */
 #ifndef NV_IPC_H_INCLUDED_

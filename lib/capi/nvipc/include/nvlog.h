@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-/* Levels. A line is written if its level is not above that of nvlog_set_log_level, which is NVLOG_CONSOLE by default. */
+/* Levels. A line is written if its level is not above the one set by nvlog_set_log_level, by default NVLOG_CONSOLE. */
 #define NVLOG_NONE 0
 #define NVLOG_FATAL 1
 #define NVLOG_ERROR 2

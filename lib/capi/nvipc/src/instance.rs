@@ -22,7 +22,7 @@ pub(crate) const MAX_INSTANCES: usize = 64;
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Instance {
-    /// The first field, so that its address is that of the instance.
+    /// The first field, so that its address is the instance's.
     api: nv_ipc_t,
     /// Read by every call, and replaced as a whole.
     open: RwLock<Option<Arc<OpenInstance>>>,
@@ -205,7 +205,7 @@ pub(crate) fn open(
     instance.handle()
 }
 
-/// Returns the instance with this name, or with NULL the one that was created first. Returns NULL if there is none.
+/// Returns the instance with this name, or with NULL the instance that was created first. Returns NULL if there is none.
 ///
 /// # Safety
 /// `prefix` is NULL or a NUL-terminated string.

@@ -24,7 +24,7 @@ impl Layout {
         }
     }
 
-    /// The layout of the environment, else that of the file, else shmesh's.
+    /// The layout named by the environment, else by the file, else shmesh's.
     pub(crate) fn chosen(of_file: Option<Self>) -> Result<Self, Failure> {
         match std::env::var(LAYOUT_VARIABLE) {
             Ok(name) if !name.is_empty() => Self::of(&name).ok_or_else(|| {

@@ -1,7 +1,7 @@
 //! Timing of round trips, streams and operations, as in `lib/comparison/src/measure.rs`, with the standard library's
 //! clock.
 //!
-//! That clock costs some 25 ns per reading, that of `lib/comparison` 10 to 20. It affects p99 and p99.9 of round trips,
+//! That clock costs some 25 ns per reading, the clock of `lib/comparison` 10 to 20. It affects p99 and p99.9 of round trips,
 //! which are timed singly, and not p50, which is over batches.
 
 use std::time::{Duration, Instant};

@@ -68,7 +68,7 @@ pub(crate) struct Args {
     /// The metrics to measure
     #[arg(long, value_enum, value_name = "METRIC,...", value_delimiter = ',', default_values = ["rtt", "oneway"])]
     metric: Vec<Metric>,
-    /// Payload sizes in bytes, multiples of 8
+    /// Payload sizes in bytes, such as 64 or 64Ki; multiples of 8
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["48", "64", "65536"], value_parser = size)]
     sizes: Vec<usize>,
     /// How messages travel; default: in the ring up to 112 bytes, above 48 also in a MSG buffer, from 4096 also as DATA
@@ -254,7 +254,7 @@ fn once(session: &ProcessGroup, common: &Common, case: &Case) -> Result<Dist> {
     let mut found: Option<Dist> = None;
     for child in &children {
         let said: Option<Dist> = child.says(deadline, || ())?;
-        // The result of several readers is that of the slowest.
+        // The result of several readers is the slowest one's.
         found = found.into_iter().chain(said).max_by(|a, b| a.mean.total_cmp(&b.mean));
     }
     for child in children {

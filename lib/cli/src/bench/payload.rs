@@ -30,7 +30,7 @@ fn fill_fixed<const WORDS: usize>(words: &mut [[u8; WORD]], word: u64) {
     }
 }
 
-/// Reads a whole payload and returns its word; `None` if its sum differs from that of [`fill`].
+/// Reads a whole payload and returns its word; `None` if its sum differs from the sum of [`fill`].
 #[inline(always)]
 pub(super) fn read(bytes: &[u8]) -> Option<u64> {
     let words = bytes.as_chunks::<WORD>().0;

@@ -20,7 +20,7 @@ pub(super) enum RowKind {
     Op,
 }
 
-/// One line of the result. The JSON fields are those of `lib/comparison`, and `ratio`.
+/// One line of the result. The JSON has the fields of `lib/comparison`, and `ratio`.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,

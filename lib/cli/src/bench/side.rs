@@ -48,7 +48,7 @@ pub(super) enum RingModeArg {
     Broadcast,
 }
 
-/// What a test measures.
+/// The quantity that a test measures.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(super) enum Metric {
     /// A round trip of one message

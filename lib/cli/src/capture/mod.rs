@@ -21,7 +21,7 @@ const SUCCESSOR: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
 The capture is passive: it maps the link read-only, takes no seat, and participants neither notice nor wait for it. Messages that
-it was too slow to see are counted and reported at the end. Timestamps are those of the observation. It works on a link in use
+it was too slow to see are counted and reported at the end. Timestamps are taken at the observation. It works on a link in use
 and after a crash.
 
 A released buffer is soon reused, so on a busy link small messages that travel in the ring are captured best. To capture more, use

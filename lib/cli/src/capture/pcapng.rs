@@ -10,7 +10,7 @@
 //! | 3 | pool of the DATA part, 0: none |
 //! | 4, 8 | msg_id, cell_id |
 //! | 12, 16 | sent bytes of MSG and of DATA |
-//! | 20 | recorded bytes of MSG, which follow; those of DATA come after them |
+//! | 20 | recorded bytes of MSG, which follow; the bytes of DATA come after them |
 //! | 24 | position of the message in its direction, 64 bits |
 
 use std::borrow::Cow;

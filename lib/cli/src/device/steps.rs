@@ -31,7 +31,7 @@ const FREE_WITHIN: Duration = Duration::from_secs(30);
 const NOBODY: u32 = 65_534;
 /// Number of copies per measurement.
 const COPIES: u32 = 10;
-/// Minimum bandwidth of shared memory, as a fraction of that of a process's own memory.
+/// Minimum bandwidth of shared memory, as a fraction of the bandwidth of a process's own memory.
 const BANDWIDTH_MIN: f64 = 0.98;
 
 pub(super) fn name(how: Transfer) -> &'static str {

@@ -68,7 +68,7 @@ fn pool(source: &Source, name: &str) -> Option<HugePagePool> {
     Some(HugePagePool { page, total: number("nr_hugepages")?, free, allowed: allowed(source, page) })
 }
 
-/// The findings about both kinds of huge pages. `mount` is that of the IPC directory.
+/// The findings about both kinds of huge pages. `mount` is the mount of the IPC directory.
 pub(super) fn findings(source: &Source, mount: Option<&Mount>) -> Vec<Finding> {
     vec![hugetlb(source), transparent(source, mount)]
 }

@@ -241,7 +241,7 @@ fn writable(facts: &Facts, owner: &DirOwner) -> Finding {
         }
         _ => "name another directory with --dir or SHMESH_DIR".to_owned(),
     };
-    let means = format!("No link can be made here, only those of a broker joined: {remedy}.");
+    let means = format!("No link can be created here; only a link of a broker can be joined: {remedy}.");
     Finding::new(ID, FindingStatus::Fail, json!(false), format!("no ({})", why.desc()), means)
 }
 

@@ -130,7 +130,7 @@ pub(super) struct Shared {
     pub(super) primary_ended: AtomicBool,
     /// Files to remove on close.
     pub(super) files: Vec<PathBuf>,
-    /// What has been recovered so far. Only `recover` writes it.
+    /// Counts of everything recovered so far. Only `recover` writes them.
     pub(super) recovered: Mutex<RecoveryStats>,
 }
 

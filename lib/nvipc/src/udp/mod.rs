@@ -125,7 +125,7 @@ impl Pools {
     }
 }
 
-/// An endpoint that sends and receives datagrams. Its calls are those of [`Endpoint`](crate::Endpoint), from any thread.
+/// An endpoint that sends and receives datagrams. It has the same calls as [`Endpoint`](crate::Endpoint), for any thread.
 ///
 /// ```
 /// use shmesh_nvipc_wire::{Message, udp};

@@ -1,4 +1,4 @@
-//! Buffers on the heap, identified by address like those of a link.
+//! Buffers on the heap, identified by address like a link's.
 // UNSAFETY: copies bytes between datagrams and buffers. A buffer is private memory of this process; `held` records which
 // part of the program may access it, and each function names the call of the application that it belongs to.
 #![expect(unsafe_code, reason = "buffers are named by address")]

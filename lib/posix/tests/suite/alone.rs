@@ -194,7 +194,7 @@ fn directory_that_is_none_is_one_line() {
     }
 }
 
-/// What it needs, an image may lack.
+/// An image may lack any library but the C library.
 #[test]
 fn it_needs_the_c_library_alone() {
     let needed = said(Command::new("readelf").args(["--wide", "--dynamic"]).arg(library()));

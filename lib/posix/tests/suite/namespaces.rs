@@ -53,7 +53,7 @@ fn memory_and_semaphores_are_shared_by_two_users() {
     until("the leases of the killed process end", || left_after_collection(dir.path()).is_empty());
 }
 
-/// What the library is for: without it, the second user may not open what the first has made.
+/// The reason for the library: without it, the second user may not open the file of the first.
 #[test]
 fn without_the_library_two_users_do_not_meet() {
     if !is_root() {

@@ -31,7 +31,7 @@ _ALL_LEASES, _NO_LEASE = (
 
 # Of the files of families, which others may have made.
 _OPENING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-# Bytes of a list that are read at once; more than those of an entry.
+# Bytes of a list that are read at once; more than an entry has.
 _CHUNK = 1 << 16
 # Bytes of memory from which on a list is shortened.
 _LONG = 1 << 14
@@ -239,7 +239,7 @@ def _entries(family: int, end: int = sys.maxsize) -> Iterator[bytes]:
 
 
 def _parsed(entry: bytes) -> tuple[int, str]:
-    """The inode and the name, which is that of a file in the directory itself; else `ValueError`."""
+    """The inode and the name, which names a file in the directory itself; else `ValueError`."""
     inode, _, name = entry.partition(b" ")
     if b"/" in name or name in (b"", b".", b".."):
         raise ValueError(name)

@@ -3,7 +3,7 @@
     python -m shmesh.run app.py [arguments]
     python -m shmesh.run -m module [arguments]
 
-The program is not changed. The Python programs that it starts, those of `multiprocessing` among them, are run in the same way.
+The program is not changed. The Python programs that it starts, including processes of `multiprocessing`, are run in the same way.
 """
 
 import os

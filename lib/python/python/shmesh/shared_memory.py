@@ -207,7 +207,7 @@ def _collect(path: str, inode: int) -> None:
         pass  # the directory went away, or there are no descriptors left: the next one collects
 
 
-# The blocks that are open in this process, and the descriptors of those of which only views are left.
+# The blocks that are open in this process, and the descriptors of closed blocks that still have views.
 _opened: "weakref.WeakSet[SharedMemory]" = weakref.WeakSet()
 _viewed: list[int] = []
 

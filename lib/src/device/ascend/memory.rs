@@ -33,7 +33,7 @@ const TO_HOST: c_int = 2;
 ///
 /// If importer and exporter are on different devices, the runtime copies only asynchronously between addresses of one
 /// device, and never to or from the host: copy on the exporter's side. An import is on the device that is current in
-/// its thread, or on the first: make the exporter's device current before. Its size is the one that the exporter
+/// its thread, or on the first: make the exporter's device current before. Its size is the size that the exporter
 /// states, because the runtime has no call to query it: compare it with the expected size.
 ///
 /// ```

@@ -69,7 +69,7 @@ impl Drop for Context {
 impl Drop for CurrentContext {
     fn drop(&mut self) {
         if let Ok(set) = Driver::get().and_then(Driver::cuCtxSetCurrent) {
-            // SAFETY: this thread had it, or none, before.
+            // SAFETY: this context, or none, was current in this thread before.
             unsafe { set(self.before) };
         }
     }

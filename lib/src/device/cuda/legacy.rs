@@ -213,7 +213,7 @@ impl DeviceMemory for CudaLegacyMemory {
             handle: Vec::new(),
             whose: AllocatedBy::Imported,
         };
-        // The size that the exporter states may differ from the one that the driver has opened.
+        // The size that the exporter states may differ from the size that the driver has opened.
         let (base, whole) = range_of(&memory.view.device, address)?;
         if base != address || whole < size {
             return Err(invalid(format!("the exporter states {size} bytes, but the handle opens {whole}")));

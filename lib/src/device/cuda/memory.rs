@@ -115,7 +115,7 @@ impl CudaMemory {
     }
 
     /// Wraps memory that other code has allocated, from its beginning: a mapping of the driver's virtual memory
-    /// management that was created for descriptors, as frameworks with expandable segments do. `size` must be that of
+    /// management that was created for descriptors, as frameworks with expandable segments do. `size` must equal the size of
     /// the whole allocation, because all of it is shared. The code that allocated it frees it, after importers have
     /// closed it.
     ///

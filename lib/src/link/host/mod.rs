@@ -59,7 +59,7 @@ pub(super) const NO_HOST: &str = "does not run, and processes are still attached
 pub(super) const OTHER_SIDECAR: &str = "is another sidecar; end that first";
 const STRANGER: &str = "is not a shmesh host; end that program, or use another link name";
 
-/// What the host gives to a newcomer.
+/// The memory that the host hands to a newcomer.
 #[derive(Debug, Default)]
 pub(crate) struct HandedMemory {
     /// The link's own segment and its pools, unless they have names.
@@ -330,7 +330,7 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// What a newcomer gets: the segments without names.
+/// The answer to a newcomer, with the segments that have no names.
 pub(super) fn offer(shared: &Shared) -> (broker::Attached, Vec<BorrowedFd<'_>>) {
     let segments: &[_] = if shared.store.backing == Backing::Memfd { &shared.segments } else { &[] };
     let attached = broker::Attached {

@@ -1,6 +1,6 @@
 //! The ring for one writer and many readers: each reader gets every message, in order.
 //!
-//! The slots are those of `spsc`: the word, the ids and 48 bytes in a line, and a second line. Readers remove nothing. Each
+//! The slots have the form of `spsc`'s: the word, the ids and 48 bytes in a line, and a second line. Readers remove nothing. Each
 //! reader has a line of its own, the **cursor line**, in which it publishes its position. From time to time the writer
 //! reads all of them and moves the **gate**: positions before it may be overwritten, and their buffers are free.
 //!
@@ -114,7 +114,7 @@ pub(crate) struct Reader {
     long: Cell<bool>,
 }
 
-/// What keeps a received message from reuse until it is released: its position, or the number of a hold.
+/// Keeps a received message from reuse until it is released: its position, or the number of a hold.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Token(pub(crate) u64);
 

@@ -70,7 +70,7 @@ impl Broadcast {
         self.release(me, Token(token));
     }
 
-    /// A free hold. Takes back those of owned messages that were released.
+    /// A free hold. Takes back the holds of owned messages that were released.
     #[inline]
     pub(super) fn free_hold(&self, me: &Reader) -> Option<usize> {
         let free = |holds: u8| Some((!holds).trailing_zeros() as usize).filter(|hold| *hold < HOLDS_MAX);

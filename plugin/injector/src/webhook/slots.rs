@@ -122,7 +122,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// Takes memory for a part of the request's body. Beyond the limit, connections that are still sending are evicted: those of
+    /// Takes memory for a part of the request's body. Beyond the limit, connections that are still sending are evicted, first the connections of
     /// the address with the most memory, the oldest first. Returns how many were, and `None` if this one is among them.
     pub(super) fn take_body_memory(&self, bytes: usize) -> Option<usize> {
         let mut inner = self.slots.lock();

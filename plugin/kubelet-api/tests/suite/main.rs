@@ -1,4 +1,4 @@
-//! What is checked in is what `proto/` says. Needs no `protoc`.
+//! The generated sources in the repository are those that `proto/` yields. Needs no `protoc`.
 
 use std::fs;
 use std::path::Path;

@@ -49,7 +49,7 @@ struct World {
     looked: Moment,
     kubelet: Option<u64>,
     kubelets: u64,
-    /// What lies at the kubelet's name, also after it stopped.
+    /// The file at the kubelet's name, also after the kubelet has stopped.
     file: Option<FileId>,
     client: Option<Stream>,
     streams: BTreeSet<Stream>,

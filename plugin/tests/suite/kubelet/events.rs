@@ -14,7 +14,7 @@ use crate::kubelet::plugin::*;
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 
-/// What was written, and the codes that are answered instead, the last one first.
+/// Events that were written, and status codes to answer instead, the last one first.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<(Vec<Value>, Vec<u16>)>>);
 

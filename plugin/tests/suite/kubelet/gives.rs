@@ -1,4 +1,4 @@
-//! What containers get, through a kubelet.
+//! Mounts, devices and environment that containers get, through a kubelet.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

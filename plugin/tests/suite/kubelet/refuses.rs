@@ -1,4 +1,4 @@
-//! What is wrong is said at start, all of it, before anything is bound or made.
+//! All mistakes are reported at start, before any socket or file is made.
 
 use std::fs;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! What dead pods left is taken away, and nothing else.
+//! The files of dead pods are removed, and no others.
 
 use std::fs;
 use std::time::Duration;

@@ -242,7 +242,7 @@ pub(crate) fn asks() {
     tell("identified");
 }
 
-/// What a helper is to do; it is this test's own executable once more.
+/// The task of a helper, which is this test's own executable once more.
 pub(crate) const ROLE: &str = "SHMESH_TEST_ROLE";
 /// Something that only one helper has in its environment.
 pub(crate) const TOKEN: &str = "SHMESH_TEST_TOKEN";

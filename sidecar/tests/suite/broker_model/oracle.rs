@@ -197,7 +197,7 @@ impl Oracle {
         (new, self.entropy.clone())
     }
 
-    /// What clients can register again: exporters with the processes that they admit, and importers.
+    /// The keys that clients can register again: exporters with the processes that they admit, and importers.
     pub(crate) fn holders(&self) -> Vec<(PeerIdentity, Vec<u8>, Option<Restore>)> {
         let mut all = Vec::new();
         for r in &self.regions {

@@ -198,7 +198,7 @@ fn one_process() {
     });
 }
 
-/// What is null, and what is no key.
+/// Null pointers and invalid keys are errors.
 #[test]
 fn pointers_and_keys() {
     in_a_process(&[], || {

@@ -182,7 +182,7 @@ impl Hasher for AddressHasher {
 }
 
 impl LinkBackend {
-    /// Wraps `link` and opens its device pools. Page-locks the host pools for GPU `gpu`, or for that of the device pools,
+    /// Wraps `link` and opens its device pools. Page-locks the host pools for GPU `gpu`, or for the GPU of the device pools,
     /// or not at all if both are below 0.
     ///
     /// # Errors
@@ -667,7 +667,7 @@ impl Backend for LinkBackend {
                     // From a peer that died after it sent and before it signalled.
                     Some(0) => endpoint.late.are_mixed && link.has_message(),
                     // Of a post after the check above: not consumed yet, it must not be consumed once more. If this is the late
-                    // signal of another post, that of this one is late instead.
+                    // signal of another post, the signal of this one is late instead.
                     Some(_) if link.wait_tti(Some(Duration::ZERO)).map_err(|error| failed(&error))? => true,
                     Some(_) => !endpoint.late.is_late(link.has_message()),
                 };

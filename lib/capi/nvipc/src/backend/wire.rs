@@ -77,13 +77,13 @@ impl WireBackend {
     }
 }
 
-/// Converts buffers to those of the wire crate.
+/// Converts buffers to the wire crate's type.
 pub(super) fn named(msg: NonNull<u8>, data: Option<NonNull<u8>>, data_pool: Option<PoolId>) -> wire::Buffers {
     let data = data.map_or(std::ptr::null_mut(), NonNull::as_ptr);
     wire::Buffers { msg: msg.as_ptr(), data, data_pool }
 }
 
-/// Converts a caller's message to that of the wire crate. A DATA part without a pool follows its MSG part.
+/// Converts a caller's message to the wire crate's type. A DATA part without a pool follows its MSG part.
 pub(super) fn given(fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> wire::Message {
     let data = data.filter(|_| fields.data_pool.is_some());
     // Longer lengths fit into no buffer.

@@ -54,7 +54,7 @@ pub(crate) fn check_patch(before: &Value, injected: &Injection) {
     assert_eq!(patched, injected.pod);
 }
 
-/// What Pod Security *restricted* (1.33) has against a pod.
+/// The violations of Pod Security *restricted* (1.33) by a pod.
 /// <https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>
 pub(crate) fn violations(pod: &Value) -> Vec<String> {
     let spec = &pod["spec"];
