@@ -215,6 +215,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sizes_are_any_kubernetes_quantity() {
+        for (text, bytes) in shmesh_testing::LEGAL_QUANTITIES {
+            let cli = Cli::try_parse_from(["shmesh", "doctor", "--need-bytes", text]).unwrap();
+            let Command::Doctor(args) = cli.command else { panic!("{text}") };
+            assert_eq!(args.need_bytes.map(|bytes| bytes.0), Some(bytes), "{text}");
+            assert!(
+                Cli::try_parse_from(["shmesh", "capture", "x", "-o", "-", "--limit-bytes", text]).is_ok(),
+                "{text}"
+            );
+            let shows = Cli::try_parse_from(["shmesh", "dump", "x", "--payload", text]);
+            assert_eq!(shows.is_ok(), bytes <= 65_536, "{text}");
+            let measures = Cli::try_parse_from(["shmesh", "bench", "--sizes", text]);
+            assert_eq!(
+                measures.is_ok(),
+                (8..=64 << 20).contains(&bytes) && bytes.is_multiple_of(8),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn command_line_is_well_formed() {
         use clap::CommandFactory;
         Cli::command().debug_assert();

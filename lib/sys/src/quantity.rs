@@ -213,33 +213,13 @@ mod schema {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use shmesh_testing::LEGAL_QUANTITIES;
 
-    /// Each legal form of a quantity, and its number of bytes. The tests of programs that accept bytes take examples from here.
-    const LEGAL: [(&str, u64); 18] = [
-        ("0", 0),
-        ("100663296", 96 << 20),
-        ("96Mi", 96 << 20),
-        ("64M", 64_000_000),
-        ("1G", 1_000_000_000),
-        ("0.5Gi", 1 << 29),
-        (".5Ki", 512),
-        ("5.Ki", 5120),
-        ("1e3", 1000),
-        ("1E3", 1000),
-        ("1e+09", 1_000_000_000),
-        ("1E", 1_000_000_000_000_000_000),
-        ("128974848000m", 128_974_848),
-        ("1m", 1),
-        ("2k", 2000),
-        ("+1Ki", 1024),
-        ("3Ti", 3 << 40),
-        ("18446744073709551615", u64::MAX),
-    ];
+    use super::*;
 
     #[test]
     fn legal_quantities_are_parsed_and_their_display_parses_back() {
-        for (text, bytes) in LEGAL {
+        for (text, bytes) in LEGAL_QUANTITIES {
             assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
             assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)), "{text}");
         }

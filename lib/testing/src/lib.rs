@@ -34,6 +34,28 @@ pub const HANGS: Duration = Duration::from_secs(60);
 /// The watchdog of a whole test.
 const TEST_HANGS: Duration = Duration::from_secs(600);
 
+/// Each legal form of a Kubernetes quantity, and its number of bytes: for tests of programs that accept bytes.
+pub const LEGAL_QUANTITIES: [(&str, u64); 18] = [
+    ("0", 0),
+    ("100663296", 96 << 20),
+    ("96Mi", 96 << 20),
+    ("64M", 64_000_000),
+    ("1G", 1_000_000_000),
+    ("0.5Gi", 1 << 29),
+    (".5Ki", 512),
+    ("5.Ki", 5120),
+    ("1e3", 1000),
+    ("1E3", 1000),
+    ("1e+09", 1_000_000_000),
+    ("1E", 1_000_000_000_000_000_000),
+    ("128974848000m", 128_974_848),
+    ("1m", 1),
+    ("2k", 2000),
+    ("+1Ki", 1024),
+    ("3Ti", 3 << 40),
+    ("18446744073709551615", u64::MAX),
+];
+
 /// A temporary IPC directory, on tmpfs if there is one, because links live there.
 pub fn ipc_dir() -> tempfile::TempDir {
     let shm = Path::new("/dev/shm");

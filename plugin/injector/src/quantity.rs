@@ -46,5 +46,8 @@ mod tests {
         ] {
             assert_eq!(bytes_of(&value), bytes, "{value}");
         }
+        for (text, bytes) in shmesh_testing::LEGAL_QUANTITIES {
+            assert_eq!(bytes_of(&json!(text)), Some(bytes), "{text}");
+        }
     }
 }

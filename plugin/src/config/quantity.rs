@@ -78,6 +78,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn legal_quantities_are_budgets() {
+        for (text, bytes) in shmesh_testing::LEGAL_QUANTITIES {
+            assert_eq!(text.parse(), Ok(Budget::Bytes(Bytes(bytes))), "{text}");
+        }
+    }
+
+    #[test]
     fn invalid_shares_are_rejected() {
         for wrong in ["%", "101%", "-1%", "1.5%", "x%"] {
             assert!(wrong.parse::<Budget>().is_err(), "{wrong:?}");

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use shmesh_testing::{files, ipc_dir, is_root, own_process_by, passed};
+use shmesh_testing::{LEGAL_QUANTITIES, files, ipc_dir, is_root, own_process_by, passed};
 
 use crate::program::{compile, left_after_collection, library, output, path, said, with_library};
 
@@ -165,6 +165,19 @@ fn names_are_private_where_asked() {
     let lines = String::from_utf8(wrong.stderr).unwrap();
     assert_eq!(lines.lines().count(), 2, "{lines}");
     assert!(lines.contains("SHMESH_POSIX_LIMIT=much is not a number of bytes; write 64Mi"), "{lines}");
+}
+
+#[test]
+fn limit_is_any_kubernetes_quantity() {
+    let dir = ipc_dir();
+    for (index, (text, bytes)) in LEGAL_QUANTITIES.into_iter().enumerate() {
+        let mut command = with_library(path("peer"), dir.path());
+        let ran = output(command.args(["create", &format!("/{index}")]).env("SHMESH_POSIX_LIMIT", text));
+        let complaints = String::from_utf8(ran.stderr).unwrap();
+        assert!(!complaints.contains("SHMESH_POSIX_LIMIT"), "{text}: {complaints}");
+        // The programs create two files of a page.
+        assert_eq!(ran.status.success(), bytes > (2 * index as u64 + 2) * 4096, "{text}: {complaints}");
+    }
 }
 
 #[test]
