@@ -1,4 +1,4 @@
-//! What a driver implements, and what it says about its devices.
+//! The trait that a driver implements, and its description of devices.
 
 use std::fmt;
 use std::sync::Arc;
