@@ -23,7 +23,7 @@ const RESYNC_PERIOD: Duration = Duration::from_secs(60);
 /// When the end of a pod that failed is tried again.
 const END_BACK_OFF: Duration = Duration::from_secs(10);
 
-/// What is done for one pod at a time.
+/// The steps that the kubelet takes for one pod at a time.
 #[derive(Clone, Debug, Default)]
 struct Worker {
     busy: Arc<Mutex<()>>,

@@ -84,7 +84,7 @@ pub fn claims(
     Ok((written(objects.collect::<Result<_, _>>()?, form)?, warnings))
 }
 
-/// What pods need of one claim.
+/// The links of one claim that pods need.
 #[derive(Debug)]
 struct ClaimNeed {
     /// By name, as read and as written in the annotation.
@@ -92,7 +92,7 @@ struct ClaimNeed {
     has_own_users: bool,
 }
 
-/// What the pods of a text need of each claim.
+/// The needs of all pods in a text, by claim.
 struct ClaimNeeds<'a> {
     config: &'a Config,
     /// Name of the claim for links in no claim.

@@ -1,4 +1,4 @@
-//! What a driver says about a claim's devices in the status of the claim.
+//! A driver's report of a claim's devices in the status of the claim.
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use kube::api::{Patch, PatchParams};

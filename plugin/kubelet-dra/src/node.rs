@@ -24,7 +24,7 @@ pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// The result for each claim of a request, by its uid.
 pub(crate) type Results<T> = BTreeMap<String, Result<T, String>>;
 
-/// What the kubelet's calls do, whichever version of the interface they are made in.
+/// The operations behind the kubelet's calls, the same for all versions of the interface.
 #[derive(Debug)]
 pub(crate) struct Node<D, C> {
     driver_name: String,

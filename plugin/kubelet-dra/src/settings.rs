@@ -36,7 +36,7 @@ pub enum ServeError {
         what: &'static str,
         /// The name that was refused.
         name: String,
-        /// What is wrong, and what is right.
+        /// The mistake, and the valid form.
         problem: String,
     },
     /// The path of a socket is too long for the kernel.
@@ -54,7 +54,7 @@ pub enum ServeError {
     Directory {
         /// Path of the directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
     /// A socket cannot be opened.
@@ -62,7 +62,7 @@ pub enum ServeError {
     Listen {
         /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         source: io::Error,
     },
 }

@@ -102,7 +102,7 @@ fn shared(directory: &Path, mount_path: &Path, user_namespaces: UserNamespaces) 
     }
 }
 
-/// What a claim gives to a container: environment, and at most one directory with its group. Every claim also gives
+/// The edits of a container for a claim: environment, and at most one directory with its group. Every claim also gives
 /// the identity service.
 #[derive(Clone, Debug)]
 pub(crate) struct ClaimEdits<'a> {

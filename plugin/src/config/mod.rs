@@ -34,7 +34,7 @@ pub(crate) use source::{Override, stamp};
 pub(crate) struct Config {
     /// Domain of the resource names: the part before the `/`.
     pub(crate) domain: String,
-    /// What serves the kubelet: the device plugin, or the DRA driver. One of them per node.
+    /// The server for the kubelet: the device plugin, or the DRA driver. One of them per node.
     pub(crate) mode: FrontEnd,
     /// The DRA driver, for `mode: dra`.
     pub(crate) dra: Dra,
@@ -65,7 +65,7 @@ pub(crate) struct Config {
     pub(crate) sweep: Sweep,
 }
 
-/// What serves the kubelet. A node has one of them, because a resource name must not come from both.
+/// The server for the kubelet. A node has one of them, because a resource name must not come from both.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum FrontEnd {

@@ -25,7 +25,7 @@ const MAX_BYTES: u64 = 64 << 20;
 pub(crate) struct ClaimEntry {
     /// Group of the claim's directory, leased until the directory is gone.
     pub(crate) gid: Option<u32>,
-    /// What it gives to containers; `None` if the entry was recovered from what is on disk.
+    /// The grant to containers; `None` if the entry was recovered from the files on disk.
     pub(crate) grant: Option<ClaimGrant>,
     /// Whether the kubelet released the claim. What is left of it is being removed.
     pub(crate) is_released: bool,

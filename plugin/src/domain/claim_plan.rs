@@ -1,4 +1,4 @@
-//! What an allocated claim gives to containers. Pure functions of the claim and the node's devices.
+//! The grant of an allocated claim to its containers. Pure functions of the claim and the node's devices.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,12 +40,12 @@ pub(crate) struct ClaimGrant {
     pub(crate) npus: Vec<String>,
 }
 
-/// What follows the claim's uid in the name of the CDI device of a pool.
+/// The part behind the claim's uid in the name of a pool's CDI device.
 pub(crate) fn pool_suffix(pool: &str) -> String {
     format!("-pool-{pool}")
 }
 
-/// What follows the claim's uid in the name of the CDI device of accelerators.
+/// The part behind the claim's uid in the name of the accelerators' CDI device.
 pub(crate) fn accelerator_suffix(kind: AcceleratorKind) -> String {
     format!("-{}", kind.resource())
 }

@@ -1,4 +1,4 @@
-//! What the driver says about a claim in `status.devices`: that its devices are ready, and where its directory is.
+//! The driver's report of a claim in `status.devices`: that its devices are ready, and where its directory is.
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -8,7 +8,7 @@ use crate::resource::{Pool, Resource, ResourceKind};
 
 /// Name of the device of which every claim with a directory gets a share.
 pub(crate) const DOMAIN: &str = "domain";
-/// What the names of pools begin with.
+/// The prefix of the names of pools.
 const POOL_PREFIX: &str = "pool-";
 /// Longest DNS label, which a device's name is.
 const MAX_NAME: usize = 63;

@@ -81,7 +81,7 @@ pub(crate) struct DomainDriver {
     pub(crate) statuses: mpsc::Sender<StatusUpdate>,
 }
 
-/// What the status of a claim is to say.
+/// The intended status of a claim.
 #[derive(Debug)]
 pub(crate) struct StatusUpdate {
     pub(crate) claim: ClaimRef,

@@ -182,7 +182,7 @@ const OF_UNPREPARE: [(CrashPoint, u32); 6] = [
     (CrashPoint::Forgotten, 0),
 ];
 
-/// What comes after the crash: the same call, the other one, or a start, in the same process or a new one.
+/// The step after the crash: the same call, the other one, or a start, in the same process or a new one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum After {
     Same,

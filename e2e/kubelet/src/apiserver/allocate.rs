@@ -79,7 +79,7 @@ struct Candidate<'a> {
     is_local: bool,
 }
 
-/// What is taken of each device.
+/// The allocated part of each device.
 #[derive(Clone, Debug, Default)]
 struct Usage {
     whole: BTreeSet<Id>,

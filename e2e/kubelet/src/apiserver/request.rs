@@ -7,7 +7,7 @@ use http::Method;
 use super::errors::ApiError;
 use super::kinds::Kind;
 
-/// What a client does with a resource, by the names of RBAC.
+/// A verb of a request, by its name in RBAC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the verbs are named after what they are")]
 pub enum Verb {

@@ -34,7 +34,7 @@ pub(super) struct Change {
     pub(super) after: Option<Value>,
 }
 
-/// What a writer says about itself and the object that it expects.
+/// The identity and options of a writer, and the object that it expects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Writer {
     pub(super) manager: String,

@@ -1,4 +1,4 @@
-//! What the kubelet knows about claims, and the checkpoint of it: `dra_manager_state`, in the format of the real kubelet.
+//! The kubelet's claims, and their checkpoint: `dra_manager_state`, in the format of the real kubelet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What drivers report about the health of their devices.
+//! The health of devices, as their drivers report it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

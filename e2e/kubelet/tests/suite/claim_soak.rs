@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use crate::driver::{FakeDriver, Sockets};
 use crate::{claim, class, node_with, slice};
 
-/// What a driver may neglect.
+/// The duties that a driver neglects.
 #[derive(Clone, Copy, Debug, Default)]
 struct Neglect {
     forgets: bool,

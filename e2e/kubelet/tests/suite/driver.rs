@@ -35,7 +35,7 @@ use tonic::{Request, Response, Status};
 use crate::D;
 use crate::plugin::Outcome;
 
-/// What a driver does; changed by the test as it goes.
+/// The behaviour of a driver, which the test changes as it goes.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverScript {
     pub services: Vec<String>,

@@ -452,7 +452,7 @@ fn parameters(more: Value) -> Value {
     json!({"requests": ["domain"], "opaque": {"driver": "shmesh.io", "parameters": all}})
 }
 
-/// What `shmesh-plugin claim` prints passes, and so does what is of others.
+/// Claims that `shmesh-plugin claim` prints pass, and so do claims for other drivers.
 #[test]
 fn claims_of_the_command_pass_the_policy() {
     let policy = claims_policy_named("shmesh-claims");

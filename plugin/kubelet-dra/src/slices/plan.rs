@@ -18,7 +18,7 @@ const MAX_TAINTED_DEVICES: usize = 64;
 /// Maximum length of a name of an object.
 const MAX_NAME: usize = 253;
 
-/// What the slices have in common.
+/// The properties that all slices of a pool share.
 #[derive(Clone, Debug)]
 pub(super) struct PoolIdentity {
     pub(super) driver: String,
@@ -26,7 +26,7 @@ pub(super) struct PoolIdentity {
     pub(super) owner: OwnerReference,
 }
 
-/// What the API server made of the devices of a slice: it drops fields of features that are off.
+/// The devices of a slice as the API server stored them: it drops fields of features that are off.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Adoption {
     pub(super) wanted: Vec<Device>,

@@ -29,7 +29,7 @@ fn taint() -> DeviceTaint {
     DeviceTaint { effect: "NoSchedule".into(), key: "drain".into(), time_added: None, value: None }
 }
 
-/// What the API server has after the writes.
+/// The slices of the API server after the writes.
 fn applied(mut slices: Slices, plan: &SliceWrites) -> Slices {
     for slice in &plan.delete {
         slices.remove(slice.metadata.name.as_ref().expect("it has a name"));

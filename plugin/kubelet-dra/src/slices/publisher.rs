@@ -36,7 +36,7 @@ const AFTER_DELETION: (Duration, Duration) = (Duration::from_millis(100), Durati
 /// Delays before slices that were edited are written again.
 const AFTER_EDIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What the publisher has achieved so far.
+/// The publisher's progress so far.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PublisherState {
     /// Whether this instance has made the slices as they should be, as far as the API server has said.

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{DRIVER, WATCHDOG, claim, settings};
 
-/// What the publisher calls itself in the counts of requests.
+/// The publisher's name in the counts of requests.
 const AGENT: &str = "driver";
 
 fn devices(count: usize) -> Vec<Device> {
