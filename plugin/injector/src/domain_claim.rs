@@ -111,10 +111,19 @@ impl ClaimNeeds<'_> {
         let annotation = self.config.annotation("links");
         let Some(text) = read(pod, &annotation)? else { return Ok(()) };
         let links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
-        // What was read above is a list of as many objects.
-        let options = serde_saphyr::options! { strict_booleans: true };
+        // The same text as it is written, for the parameters.
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { enforce_alias_anchor_ratio: false },
+            strict_booleans: true,
+            emit_comments: false,
+            with_snippet: false,
+        };
         let values: Vec<Map<String, Value>> =
-            serde_saphyr::from_str_with_options(text, options).unwrap_or_default();
+            serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+                let what = format!("the links cannot be copied into a claim: {error}");
+                let remedy = "write each link as a map of keys and plain values";
+                Refusal::new(&annotation, Position::default(), "annotation", what, remedy)
+            })?;
         for (link, mut value) in links.into_iter().zip(values) {
             let claim = match &link.scope {
                 Scope::Claim(name) => name.as_str(),
@@ -341,6 +350,22 @@ spec:
             claim["spec"]["devices"],
             json!({"requests": [{"name": "domain", "exactly": {"deviceClassName": "shmesh-domain"}}]})
         );
+    }
+
+    #[test]
+    fn links_with_comments_and_anchors_are_copied() {
+        let mut links = "- {name: a, pools: &small {cpu_msg: {pool_len: 16}}}\n".to_owned();
+        links += &"# no comment\n".repeat(40);
+        (0..150).for_each(|at| links += &format!("- {{name: b{at}, pools: *small}}\n"));
+        let pod = json!({
+            "kind": "Pod",
+            "metadata": {"name": "p", "annotations": {"shmesh.io/links": links}},
+            "spec": {"containers": [{"name": "a"}]},
+        });
+        let [claim] = &made(&pod.to_string(), None, ClaimKind::Claim)[..] else { panic!() };
+        let copied = &claim["spec"]["devices"]["config"][0]["opaque"]["parameters"]["links"];
+        assert_eq!(copied.as_array().unwrap().len(), 151);
+        assert_eq!(copied[150], json!({"name": "b99", "pools": {"cpu_msg": {"pool_len": 16}}}));
     }
 
     #[test]
