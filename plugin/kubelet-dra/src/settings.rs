@@ -97,8 +97,10 @@ impl DriverSettings {
         "dra-"
     }
 
+    /// The kubelet sends the path of this socket, percent-encoded, as `:authority`. With an `@` in it, the part before it is
+    /// user information, which may contain `%`; without one, Rust's HTTP/2 refuses every request as malformed.
     fn registration_prefix(&self) -> String {
-        format!("{}-", self.driver)
+        format!("{}@", self.driver)
     }
 
     pub(crate) fn check(&self) -> Result<(), ServeError> {
@@ -159,7 +161,7 @@ mod tests {
         let settings = DriverSettings { plugins_dir: "/p".into(), registry_dir: "/r".into(), ..settings() };
         let uid = &settings.instance;
         assert_eq!(settings.endpoint(), Path::new(&format!("/p/gpu.example.com/dra-{uid}.sock")));
-        assert_eq!(settings.registration(), Path::new(&format!("/r/gpu.example.com-{uid}-reg.sock")));
+        assert_eq!(settings.registration(), Path::new(&format!("/r/gpu.example.com@{uid}-reg.sock")));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod node;
 mod slices;
+mod soak;
 mod support;
 
 /// The README shows the example as it is compiled.
