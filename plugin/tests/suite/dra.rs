@@ -4,19 +4,20 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Node as NodeObject;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
-use shmesh_fake_kubelet::{ApiServer, Clock};
+use shmesh_fake_kubelet::{ApiServer, Clock, Config, Container, Event, Node, Phase, Pod};
 use shmesh_kubelet_api::dra::dra_plugin_client::DraPluginClient;
 use shmesh_kubelet_api::dra::{
     Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
 };
 use tonic::transport::{Channel, Endpoint};
 
-use crate::kubelet::{Plugin, TestNode, until};
+use crate::kubelet::{LIMIT, Plugin, TestNode, until};
 
 const A: &str = "aaaaaaaa-0000-1111-2222-333333333333";
 const B: &str = "bbbbbbbb-0000-1111-2222-333333333333";
@@ -38,11 +39,15 @@ impl DraNode {
             eprintln!("skipped: groups and other users require root and setpriv");
             return None;
         }
-        let place = TestNode::new();
+        let mut place = TestNode::new();
         // Other users reach the directories of claims through it, as through /dev/shm.
         fs::set_permissions(place.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::create_dir_all(place.path("var/lib/kubelet/plugins")).unwrap();
         let server = ApiServer::new(Clock::runtime());
+        let kubelet = place.path("var/lib/kubelet");
+        let (api, node_name) = (Some(server.clone()), "n1".into());
+        let status_period = Duration::from_millis(100);
+        place.node = Node::new(Config { api, node_name, status_period, ..Config::new(kubelet) });
         let node: NodeObject = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
         server.create(&node).unwrap();
         let address = server.listen().await.unwrap();
@@ -219,6 +224,69 @@ async fn killed_driver_goes_on_with_its_claims() {
     plugin.shows("shmesh_plugin_claims{state=\"prepared\"}", |count| count == 0.0).await;
     // The connections of this runtime must be able to end.
     assert!(tokio::task::spawn_blocking(|| plugin.end()).await.unwrap().success());
+}
+
+/// A kubelet and a scheduler in place of the calls of a test.
+#[tokio::test]
+async fn pods_of_one_claim_share_a_directory_until_the_last_ends() {
+    let Some(node) = DraNode::new().await else { return };
+    let kubelet = &node.place.node;
+    let selector = "device.driver == \"shmesh.io\" && device.attributes[\"shmesh.io\"].kind == \"domain\"";
+    let class = json!({"metadata": {"name": "shmesh-domain"}, "spec": {"selectors": [{"cel": {"expression": selector}}]}});
+    node.server.create(&serde_json::from_value::<DeviceClass>(class).unwrap()).unwrap();
+    let connections = |kubelet: &Node| {
+        let is_connected = |event: &Event| matches!(event, Event::DriverConnection { connected: true, .. });
+        kubelet.events().into_iter().filter(|record| is_connected(&record.event)).count()
+    };
+    let plugin = node.start();
+    kubelet.start_kubelet().await.unwrap();
+    kubelet.wait_for(LIMIT, |kubelet| connections(kubelet) == 1).await.unwrap();
+    node.published().await;
+    let claim = json!({
+        "metadata": {"name": "radio", "namespace": "default"},
+        "spec": {"devices": {
+            "requests": [{"name": "domain", "exactly": {
+                "deviceClassName": "shmesh-domain", "capacity": {"requests": {"bytes": "26Mi"}},
+            }}],
+            "config": [{"requests": ["domain"], "opaque": {
+                "driver": "shmesh.io", "parameters": config(&json!({"links": [{"name": "fronthaul", "ring": {"len": 64}}]})),
+            }}],
+        }},
+    });
+    node.server.create(&serde_json::from_value::<ResourceClaim>(claim).unwrap()).unwrap();
+    let uid = node.server.get::<ResourceClaim>("default", "radio").unwrap().metadata.uid.unwrap();
+    for name in ["phy", "mac"] {
+        let pod = Pod::new(name).claim("shmesh", "radio").container(Container::new("main").claim("shmesh"));
+        // The kubelet wipes the slices at its start, and the driver publishes them again.
+        until("a scheduled pod", || node.server.schedule(&pod, &["n1"]).is_ok()).await;
+        let status = kubelet.add_pod(pod).await;
+        assert_eq!(status.phase, Phase::Running, "{status:?}");
+        assert_eq!(status.containers["main"].options.cdi_devices, [format!("shmesh.io/claim={uid}")]);
+    }
+    let spec = fs::read_to_string(node.spec(&uid)).unwrap();
+    assert!(spec.contains(&format!("SHMESH_BYTES={}", 26 << 20)), "as the scheduler reserved: {spec}");
+    let file = node.directory(&uid).join("fronthaul_shm");
+    fs::write(&file, "x").unwrap();
+
+    // Both die. The kubelet wipes the slices, and containers start again with what the claim gives.
+    plugin.crash();
+    kubelet.kill_kubelet().await;
+    fs::remove_file(node.spec(&uid)).unwrap();
+    let plugin = node.start();
+    kubelet.start_kubelet().await.unwrap();
+    node.published().await;
+    until("the specification is written again", || node.spec(&uid).exists()).await;
+    let again = kubelet.restart_container("phy", "main").await.unwrap();
+    assert_eq!(again.options.cdi_devices, [format!("shmesh.io/claim={uid}")]);
+    // The kubelet releases claims through the driver, to which it must be connected.
+    kubelet.wait_for(LIMIT, |kubelet| connections(kubelet) == 2).await.unwrap();
+    assert!(file.exists(), "the pods have their files");
+    kubelet.delete_pod("phy");
+    until("one pod has ended", || !kubelet.is_ending_pods()).await;
+    assert!(file.exists(), "the other one goes on");
+    kubelet.delete_pod("mac");
+    until("the last pod has ended", || !node.directory(&uid).exists() && !node.spec(&uid).exists()).await;
+    plugin.crash();
 }
 
 #[tokio::test]

@@ -9,4 +9,4 @@ mod refuses;
 mod survives;
 mod sweeps;
 
-pub(crate) use plugin::{Plugin, TestNode, until};
+pub(crate) use plugin::{LIMIT, Plugin, TestNode, until};
