@@ -163,8 +163,6 @@ impl SlicePublisher {
         let mut version = list.metadata.resource_version.unwrap_or_default();
         self.known.clear();
         list.items.into_iter().for_each(|slice| self.remember(slice));
-        self.after_deletion.begin();
-        self.after_edit.begin();
         let mut due = Some(Instant::now());
         let mut events: Option<OpenWatch> = None;
         loop {
