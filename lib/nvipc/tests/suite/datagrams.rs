@@ -1,7 +1,8 @@
 //! The UDP transport: whole messages, in order, and losses are counted.
 #![expect(unsafe_code, reason = "buffers are addresses; each access says why it is allowed")]
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use shmesh::config::PoolId;
@@ -11,14 +12,14 @@ use shmesh_testing::own_process;
 
 const HANGS: Duration = Duration::from_secs(120);
 
-/// Two different free addresses.
-fn addresses() -> [SocketAddr; 2] {
-    let sockets = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
-    sockets.map(|socket| socket.local_addr().unwrap())
-}
-
+/// An address that no other test uses: a port that is free now could be taken before the test binds it, so each call has an IP
+/// address of its own in the loopback network, made of the process's number and a count.
 fn address() -> SocketAddr {
-    addresses()[0]
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 1000 + 1;
+    let [_, high, middle, low] = ((std::process::id() << 10) | count).to_be_bytes();
+    let socket = UdpSocket::bind((Ipv4Addr::new(127, high, middle, low), 0)).unwrap();
+    socket.local_addr().unwrap()
 }
 
 fn pair(change: impl Fn(&mut Config)) -> (Endpoint, Endpoint) {
@@ -27,14 +28,8 @@ fn pair(change: impl Fn(&mut Config)) -> (Endpoint, Endpoint) {
         change(&mut config);
         Endpoint::open(config)
     };
-    // Another test may have taken a port meanwhile.
-    for _ in 0..100 {
-        let [a, b] = addresses();
-        if let (Ok(one), Ok(other)) = (open(a, b), open(b, a)) {
-            return (one, other);
-        }
-    }
-    panic!("no two free ports");
+    let (a, b) = (address(), address());
+    (open(a, b).unwrap(), open(b, a).unwrap())
 }
 
 fn send(link: &Endpoint, msg_id: i32, len: usize, data_len: Option<usize>) -> Result<(), Error> {
