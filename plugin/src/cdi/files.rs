@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{Device, agent, pool, shm};
+use super::{Device, agent, pool, shm, with_one_directory};
 use crate::config::Bytes;
 use crate::resource::{Pool, Resource, ResourceKind};
 
@@ -108,7 +108,7 @@ impl SpecFiles {
     /// Writes the devices of a claim.
     pub(crate) fn write_claim(&self, uid: &str, devices: &[Device]) -> Result<()> {
         self.create_directory()?;
-        self.replace(&format!("{CLAIM}-{uid}"), CLAIM, devices.iter())
+        self.replace(&format!("{CLAIM}-{uid}"), CLAIM, with_one_directory(uid, devices).iter())
     }
 
     /// Removes the devices of a claim, if there are any.

@@ -140,6 +140,18 @@ impl From<ClaimEdits<'_>> for Device {
     }
 }
 
+/// Leaves `SHMESH_DIR` to the device of the claim's own directory, named `uid`, if the claim has one. Of two values a container gets that
+/// of the last device, and `SHMESH_BYTES` is that of the claim's directory.
+fn with_one_directory(uid: &str, devices: &[Device]) -> Vec<Device> {
+    let mut devices = devices.to_vec();
+    if devices.iter().any(|device| device.name == uid) {
+        for device in devices.iter_mut().filter(|device| device.name != uid) {
+            device.container_edits.env.retain(|one| !one.starts_with("SHMESH_DIR="));
+        }
+    }
+    devices
+}
+
 /// The read-only directory of the identity service.
 fn agent(directory: &Path) -> Device {
     let container_edits = Edits { mounts: vec![agent_mount(directory)], ..Edits::default() };

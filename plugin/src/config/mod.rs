@@ -82,8 +82,10 @@ pub(crate) struct Dra {
     /// Parent of the directories of claims; must be on a tmpfs, and nothing else may be in it.
     pub(crate) directory: PathBuf,
     /// Memory that claims can reserve, in bytes or as a share of the node's memory.
+    #[schemars(extend("minimum" = rules::MIN_DRA_BUDGET))]
     pub(crate) budget: Budget,
-    /// How many claims can have a directory at the same time.
+    /// How many claims can have a directory at the same time; at most `gids.count`.
+    #[schemars(range(min = 1))]
     pub(crate) attachments: u32,
     /// Groups, one of which each claim gets. All of them must be supplemental groups of the plugin.
     pub(crate) gids: GidRange,
@@ -100,7 +102,8 @@ pub(crate) struct Dra {
 pub(crate) struct GidRange {
     /// The first group id.
     pub(crate) first: u32,
-    /// The number of group ids.
+    /// The number of group ids, all of which the plugin's pod lists.
+    #[schemars(range(min = 1, max = 1024))]
     pub(crate) count: u32,
 }
 

@@ -19,9 +19,7 @@ const SOCKET_SUFFIX: usize = 24;
 const MAX_SLOTS: u32 = 1024;
 
 /// The smallest budget of claims: the bytes of a claim that does not say how many.
-const MIN_DRA_BUDGET: u64 = 64 << 20;
-/// Maximum number of groups of claims, all of which the plugin's pod lists.
-const MAX_DRA_GIDS: u32 = 1024;
+pub(super) const MIN_DRA_BUDGET: u64 = 64 << 20;
 /// Longest name of a pool in the name of a device, `pool-<name>`, which is a DNS label.
 const MAX_DRA_POOL_NAME: usize = 58;
 /// Longest path of a socket below the directory of plugins, without the domain: `/`, `/dra-`, a uid and `.sock`.
@@ -361,14 +359,16 @@ impl Rules<'_> {
             );
             self.say("dra.budget", what);
         }
-        if dra.attachments == 0 {
-            self.say("dra.attachments", "no claim could have a directory; write 1 or more");
-        }
         let gids = dra.gids;
+        if dra.attachments > gids.count {
+            let what = format!(
+                "{} claims cannot have a directory at the same time, because each needs a group, and dra.gids.count is {}; raise that, or write {} or less",
+                dra.attachments, gids.count, gids.count
+            );
+            self.say("dra.attachments", what);
+        }
         let last = gids.first.saturating_add(gids.count).saturating_sub(1);
-        if gids.count == 0 || gids.count > MAX_DRA_GIDS {
-            self.say("dra.gids.count", format!("{} is not between 1 and {MAX_DRA_GIDS}", gids.count));
-        } else if gids.first == 0 || last > MAX_MAPPED_GID {
+        if gids.first == 0 || last > MAX_MAPPED_GID {
             let what = format!(
                 "the groups {} to {last} are not between 1 and {MAX_MAPPED_GID}, the highest group id in a pod with a user namespace; \
                  write a lower one",

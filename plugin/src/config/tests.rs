@@ -244,7 +244,7 @@ const DRA: &str = "mode: dra\nkubelet: {pluginsRegistryDir: /tmp}\n";
 #[test]
 fn dra_driver_has_rules_of_its_own() {
     let valid = format!(
-        "{DRA}dra: {{pluginsDir: /tmp, budget: 8Gi, gids: {{first: 62000, count: 8}}}}\npools: [{{name: a-1, gid: 60001}}]"
+        "{DRA}dra: {{pluginsDir: /tmp, budget: 8Gi, attachments: 8, gids: {{first: 62000, count: 8}}}}\npools: [{{name: a-1, gid: 60001}}]"
     );
     let config = load(&valid, &[]).unwrap();
     assert_eq!((config.mode, config.dra.gids.range()), (FrontEnd::Dra, 62_000..62_008));
@@ -256,11 +256,18 @@ fn dra_driver_has_rules_of_its_own() {
     for (dra, rest, path, said) in [
         (", budget: 1Mi", "", "dra.budget", "not between 64Mi and the node's memory"),
         (", budget: 17Gi", "", "dra.budget", "not between 64Mi and the node's memory"),
-        (", attachments: 0", "", "dra.attachments", "write 1 or more"),
-        (", gids: {count: 0}", "", "dra.gids.count", "not between 1 and 1024"),
-        (", gids: {count: 1025}", "", "dra.gids.count", "not between 1 and 1024"),
+        (", attachments: 0", "", "dra.attachments", "0 is less than 1"),
+        (
+            ", attachments: 257",
+            "",
+            "dra.attachments",
+            "dra.gids.count is 256; raise that, or write 256 or less",
+        ),
+        (", gids: {count: 63}", "", "dra.attachments", "write 63 or less"),
+        (", gids: {count: 0}", "", "dra.gids.count", "0 is less than 1"),
+        (", gids: {count: 1025}", "", "dra.gids.count", "1025 is more than 1024"),
         (", gids: {first: 65500}", "", "dra.gids.first", "65535"),
-        (", gids: {first: 0, count: 1}", "", "dra.gids.first", "not between 1"),
+        (", attachments: 1, gids: {first: 0, count: 1}", "", "dra.gids.first", "not between 1"),
         (", directory: /dev/shm", "", "dra.directory", "three parts or more"),
         (", directory: dev/shm/x/y", "", "dra.directory", "absolute path"),
         (", directory: /run/shmesh/claims", "", "dra.directory", "outside /run"),

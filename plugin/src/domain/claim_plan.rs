@@ -1,7 +1,7 @@
 //! The grant of an allocated claim to its containers. Pure functions of the claim and the node's devices.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
@@ -15,6 +15,7 @@ use super::slice::{BYTES, STEP_BYTES};
 use crate::config::Bytes;
 use crate::devices::AcceleratorKind;
 use crate::resource::Pool;
+use crate::resource::allocate::AGENT_DIR;
 
 /// The directory of a claim, as containers get it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -118,11 +119,21 @@ pub(crate) enum ClaimRefusal {
         "the configuration of {driver} names request {request}, and only a request for a domain has one: remove the name, or the configuration"
     )]
     ConfigNotForDomain { request: String, driver: String },
+    /// A configuration for a claim without a directory.
+    #[error(
+        "the configuration of {0} is for all requests of the claim, and none is for a domain: add a request of device class shmesh-domain, or remove the configuration"
+    )]
+    ConfigWithoutDomain(String),
     /// The links do not fit.
     #[error(
         "the links of request {request} need {needed} bytes, and the claim has {given}: request {BYTES}: {enough} in the claim's capacity, or make the links smaller"
     )]
     TooFewBytes { request: String, needed: u64, given: u64, enough: Bytes },
+    /// A mount that hides the socket of the identity service, or is hidden by it.
+    #[error(
+        "{what} of the claim would be mounted at {path}, and the identity service is in {AGENT_DIR}: choose a mount path that is neither above nor below it"
+    )]
+    IdentityPath { what: String, path: String },
     /// Two mounts at one path.
     #[error(
         "{first} and {second} of the claim are both mounted at {path}: use two claims for different containers, or change a mount path"
@@ -141,8 +152,9 @@ impl ClaimRefusal {
             Self::NoBytes { .. } | Self::InvalidBytes { .. } => "no_bytes",
             Self::Config { .. } => "config",
             Self::TwoConfigs { .. } => "two_configs",
-            Self::ConfigNotForDomain { .. } => "config_not_for_domain",
+            Self::ConfigNotForDomain { .. } | Self::ConfigWithoutDomain(_) => "config_not_for_domain",
             Self::TooFewBytes { .. } => "too_few_bytes",
+            Self::IdentityPath { .. } => "identity_path",
             Self::SamePath { .. } => "same_path",
         }
     }
@@ -257,15 +269,19 @@ fn config_of(
     driver: &str,
 ) -> Result<DomainConfig, ClaimRefusal> {
     let parameters = |source: &str| {
-        let mut found = configs.iter().filter(|config| config.source == source && is_for(config, request));
-        let mut found = found.by_ref().filter_map(|config| config.opaque.as_ref());
-        let mut found = found.by_ref().filter(|opaque| opaque.driver == driver);
-        match (found.next(), found.next()) {
-            (_, Some(_)) => {
-                Err(ClaimRefusal::TwoConfigs { request: request.to_owned(), driver: driver.to_owned() })
-            }
-            (first, None) => Ok(first.map(|opaque| &opaque.parameters.0)),
+        let is_ours = |config: &&DeviceAllocationConfiguration| {
+            config.opaque.as_ref().is_some_and(|opaque| opaque.driver == driver)
+        };
+        let is_here = |config: &&DeviceAllocationConfiguration| {
+            config.source == source && is_for(config, request) && is_ours(config)
+        };
+        let mut found = configs.iter().filter(is_here);
+        let first = found.next();
+        // The scheduler repeats a configuration for each request that it names.
+        if found.any(|other| Some(other) != first) {
+            return Err(ClaimRefusal::TwoConfigs { request: request.to_owned(), driver: driver.to_owned() });
         }
+        Ok(first.and_then(|config| config.opaque.as_ref()).map(|opaque| &opaque.parameters.0))
     };
     let chosen = match parameters("FromClaim")? {
         Some(parameters) => Some(parameters),
@@ -276,7 +292,7 @@ fn config_of(
         .map_err(|what| ClaimRefusal::Config { request: request.to_owned(), what })
 }
 
-/// Refuses a configuration that names a request for another kind of device.
+/// Refuses a configuration that names a request for another kind of device, or is for no domain at all.
 fn check_config_requests(
     configs: &[DeviceAllocationConfiguration],
     driver: &str,
@@ -288,20 +304,27 @@ fn check_config_requests(
         let is_domain = |result: &&DeviceRequestAllocationResult| {
             result.driver == driver && result.device == DOMAIN && is_for(config, &result.request)
         };
-        if let (Some(request), None) = (names.first(), results.iter().find(is_domain)) {
-            let (request, driver) = (request.clone(), driver.to_owned());
-            return Err(ClaimRefusal::ConfigNotForDomain { request, driver });
+        if results.iter().any(|result| is_domain(&result)) {
+            continue;
         }
+        let driver = driver.to_owned();
+        return Err(match names.first().cloned() {
+            Some(request) => ClaimRefusal::ConfigNotForDomain { request, driver },
+            None => ClaimRefusal::ConfigWithoutDomain(driver),
+        });
     }
     Ok(())
 }
 
-/// Refuses two mounts at one path, of which the runtime would silently drop one.
+/// Refuses two mounts at one path, of which the runtime would silently drop one, and one that hides the identity service.
 fn check_paths(grant: &ClaimGrant) -> Result<(), ClaimRefusal> {
     let mut mounts: Vec<(&PathBuf, String)> = Vec::new();
     let domain = grant.domain.iter().map(|domain| (&domain.mount_path, "the directory".to_owned()));
     let pools = grant.pools.iter().map(|pool| (&pool.mount_path, format!("pool {}", pool.name)));
     for (path, second) in domain.chain(pools) {
+        if path.starts_with(AGENT_DIR) || Path::new(AGENT_DIR).starts_with(path) {
+            return Err(ClaimRefusal::IdentityPath { what: second, path: path.display().to_string() });
+        }
         if let Some((_, first)) = mounts.iter().find(|(other, _)| *other == path) {
             let path = path.display().to_string();
             return Err(ClaimRefusal::SamePath { first: first.clone(), second, path });

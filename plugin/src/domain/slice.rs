@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use shmesh_sys::mount::file_system;
 
 use super::device_names::{ClaimDevice, claim_devices};
 use crate::config::{Bytes, Config};
@@ -24,30 +25,28 @@ const ATTACHMENTS: &str = "attachments";
 /// Capacity that counts the users of an accelerator.
 const SLOTS: &str = "slots";
 
-/// Returns the devices to publish. `memory`: that of the node.
+/// Returns the devices to publish: those with capacity. `memory`: that of the node.
 pub(crate) fn devices(
     config: &Config,
     resources: &[Arc<Resource>],
     memory: u64,
     is_draining: bool,
 ) -> Vec<Device> {
-    let named = claim_devices(resources).into_iter().map(|(name, device)| {
+    let named = claim_devices(resources).into_iter().filter_map(|(name, device)| {
         let mut attributes = BTreeMap::new();
         let mut capacity = BTreeMap::new();
         let mut is_healthy = true;
         let kind = match &device {
             ClaimDevice::Domain => {
-                let budget = config.dra.budget.of(memory) / STEP_BYTES * STEP_BYTES;
-                capacity.insert(BYTES, capacity_of(budget, DEFAULT_BYTES, STEP_BYTES));
-                capacity.insert(ATTACHMENTS, counted(config.dra.attachments));
-                attributes.insert("identity".to_owned(), flag(config.identity.enabled));
+                capacity.insert(BYTES, capacity_of(budget(config, memory), DEFAULT_BYTES, STEP_BYTES)?);
+                capacity.insert(ATTACHMENTS, counted(config.dra.attachments)?);
                 "domain"
             }
             ClaimDevice::Pool(pool, healthy) => {
                 is_healthy = *healthy;
                 attributes.insert("pool".to_owned(), text(&pool.name));
                 let asked = config.pools.iter().find(|one| one.name == pool.name);
-                capacity.insert(ATTACHMENTS, counted(asked.map_or(1, |asked| asked.attachments)));
+                capacity.insert(ATTACHMENTS, counted(asked.map_or(1, |asked| asked.attachments))?);
                 if let Some(numa) = asked.and_then(|asked| asked.numa_node) {
                     attributes.insert("numa".to_owned(), number(numa));
                 }
@@ -56,7 +55,7 @@ pub(crate) fn devices(
             ClaimDevice::Accelerator(accelerator, slots, healthy) => {
                 is_healthy = *healthy;
                 describe(accelerator, &mut attributes);
-                capacity.insert(SLOTS, counted(*slots));
+                capacity.insert(SLOTS, counted(*slots)?);
                 accelerator.kind.word()
             }
         };
@@ -71,16 +70,27 @@ pub(crate) fn devices(
             .filter(|(applies, _)| *applies)
             .map(|(_, key)| taint(key))
             .collect();
-        Device {
+        Some(Device {
             name,
             allow_multiple_allocations: Some(true),
             attributes: Some(attributes),
             capacity: Some(capacity.into_iter().map(|(name, one)| (name.to_owned(), one)).collect()),
             taints: (!taints.is_empty()).then_some(taints),
             ..Device::default()
-        }
+        })
     });
     named.collect()
+}
+
+/// Bytes that claims can reserve: as configured, and no more than the file system of their directories has.
+fn budget(config: &Config, memory: u64) -> u64 {
+    let seen = config.seen(&config.dra.directory);
+    let existing = seen.ancestors().find(|path| path.exists());
+    let found = existing.and_then(|path| file_system(path).ok());
+    // A tmpfs without a limit says 0.
+    let most = found.map_or(0, |found| found.total_bytes);
+    let most = if most == 0 { u64::MAX } else { most };
+    config.dra.budget.of(memory).min(most)
 }
 
 /// Attributes of an accelerator: ours, and the standard ones by which a claim gets the slot and the device together.
@@ -97,24 +107,25 @@ fn describe(accelerator: &Accelerator, attributes: &mut BTreeMap<String, DeviceA
     }
 }
 
-/// A capacity of `value`, of which a claim gets `default`, or what it requests in steps.
-fn capacity_of(value: u64, default: u64, step: u64) -> DeviceCapacity {
+/// A capacity of `value`, rounded down to steps, of which a claim gets `default`, or what it requests in steps. `None` if it
+/// is less than a step.
+fn capacity_of(value: u64, default: u64, step: u64) -> Option<DeviceCapacity> {
+    let value = value / step * step;
     let quantity = |value: u64| Quantity(Bytes(value).to_string());
-    DeviceCapacity {
+    // The API server refuses a range with less than two steps.
+    let is_range = value >= 2 * step;
+    let range = || CapacityRequestPolicyRange { min: quantity(step), step: Some(quantity(step)), max: None };
+    (value > 0).then(|| DeviceCapacity {
         value: quantity(value),
         request_policy: Some(CapacityRequestPolicy {
-            default: Some(quantity(default)),
-            valid_range: Some(CapacityRequestPolicyRange {
-                min: quantity(step),
-                step: Some(quantity(step)),
-                max: None,
-            }),
-            valid_values: None,
+            default: Some(quantity(default.min(value))),
+            valid_range: is_range.then(range),
+            valid_values: (!is_range).then(|| vec![quantity(step)]),
         }),
-    }
+    })
 }
 
-fn counted(value: u32) -> DeviceCapacity {
+fn counted(value: u32) -> Option<DeviceCapacity> {
     capacity_of(value.into(), 1, 1)
 }
 
@@ -126,8 +137,4 @@ fn text(value: &str) -> DeviceAttribute {
 
 fn number(value: u32) -> DeviceAttribute {
     DeviceAttribute { int: Some(value.into()), ..DeviceAttribute::default() }
-}
-
-fn flag(value: bool) -> DeviceAttribute {
-    DeviceAttribute { bool: Some(value), ..DeviceAttribute::default() }
 }

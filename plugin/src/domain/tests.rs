@@ -5,7 +5,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::{Value, json};
+use shmesh_fake_kubelet::{ApiServer, Clock};
 
 use super::checkpoint::Checkpoint;
 use super::claim_plan::{AllocatedDevice, ClaimGrant, ClaimPlan, ClaimRefusal, DomainGrant, plan_claim};
@@ -564,6 +566,34 @@ fn allocation_becomes_a_grant() {
 }
 
 #[test]
+fn configuration_of_two_requests_is_one_although_the_scheduler_repeats_it() {
+    let both = config("FromClaim", &["domain", "radio"], &json!({"mountPath": "/run/shmesh/agents"}));
+    let results = json!([result("domain", "domain"), result("radio", "pool-fronthaul")]);
+    let plan = read(&json!({"results": results, "config": [both, both]})).unwrap();
+    assert_eq!(plan.grant.domain.unwrap().mount_path, Path::new("/run/shmesh/agents"));
+}
+
+#[test]
+fn variables_of_the_directory_are_those_of_the_domain() {
+    let values = |grant: &ClaimGrant| -> Vec<Vec<String>> {
+        let node = Node::new();
+        node.open().prepare(A, grant).unwrap();
+        let spec = node.spec(A).unwrap();
+        let of = |device: &Value| {
+            let env = device["containerEdits"]["env"].as_array().unwrap().iter();
+            let env = env.map(|one| one.as_str().unwrap().to_owned());
+            env.filter(|one| one.starts_with("SHMESH_DIR=") || one.starts_with("SHMESH_BYTES=")).collect()
+        };
+        spec["devices"].as_array().unwrap().iter().map(of).collect()
+    };
+    let pool = read(&json!({"results": [result("radio", "pool-fronthaul")]})).unwrap().grant;
+    assert_eq!(values(&pool), [["SHMESH_DIR=/radio"]]);
+    let both = ClaimGrant { pools: pool.pools, ..grant("a") };
+    let domain = vec!["SHMESH_BYTES=2097152".to_owned(), "SHMESH_DIR=/dev/shm".to_owned()];
+    assert_eq!(values(&both), [domain, vec![]]);
+}
+
+#[test]
 fn unusable_allocations_are_refused_with_the_remedy() {
     let domain = || result("domain", "domain");
     let with = |key: &str, value: Value| {
@@ -573,6 +603,8 @@ fn unusable_allocations_are_refused_with_the_remedy() {
     };
     let links = json!({"links": [{"name": "a", "pools": {"cpu_data": {"buf_size_bytes": 1 << 20, "pool_len": 100}}}]});
     let both = config("FromClaim", &["domain"], &json!({}));
+    let other = config("FromClaim", &["domain"], &json!({"mountPath": "/other"}));
+    let at = |path: &str| config("FromClaim", &[], &json!({"mountPath": path}));
     for (allocation, reason, part) in [
         (json!({}), "no_device", "shmesh-domain"),
         (json!({"results": [with("driver", json!("other.io"))]}), "no_device", "shmesh.io"),
@@ -581,7 +613,7 @@ fn unusable_allocations_are_refused_with_the_remedy() {
         (json!({"results": [domain(), result("second", "domain")]}), "two_domains", "second"),
         (json!({"results": [with("consumedCapacity", json!({}))]}), "no_bytes", "DRAConsumableCapacity"),
         (json!({"results": [with("consumedCapacity", json!({"bytes": "much"}))]}), "no_bytes", "much"),
-        (json!({"results": [domain()], "config": [both, both]}), "two_configs", "domain"),
+        (json!({"results": [domain()], "config": [both, other]}), "two_configs", "domain"),
         (
             json!({"results": [domain()], "config": [both, config("FromClaim", &[], &json!({}))]}),
             "two_configs",
@@ -607,6 +639,18 @@ fn unusable_allocations_are_refused_with_the_remedy() {
             "too_few_bytes",
             "request bytes: 110Mi",
         ),
+        (
+            json!({"results": [result("p", "pool-b")], "config": [at("/other")]}),
+            "config_not_for_domain",
+            "for all requests of the claim, and none is for a domain",
+        ),
+        (
+            json!({"results": [domain()], "config": [at("/run/shmesh/agent")]}),
+            "identity_path",
+            "/run/shmesh/agent",
+        ),
+        (json!({"results": [domain()], "config": [at("/run")]}), "identity_path", "mounted at /run,"),
+        (json!({"results": [domain()], "config": [at("/run/shmesh/agent/x")]}), "identity_path", "agent/x"),
         (json!({"results": [domain(), result("p", "pool-b")]}), "same_path", "pool b"),
     ] {
         let refusal = read(&allocation).unwrap_err();
@@ -619,6 +663,7 @@ fn unusable_allocations_are_refused_with_the_remedy() {
 fn slices_list_what_claims_can_have() {
     let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
     config.pools = serde_saphyr::from_str("[{name: radio, attachments: 3}]").unwrap();
+    config.dra.directory = std::env::temp_dir();
     let devices = super::slice::devices(&config, &resources(&config), (1 << 30) + 4096, false);
     let json = serde_json::to_value(&devices).unwrap();
     let names: Vec<_> = devices.iter().map(|one| one.name.as_str()).collect();
@@ -629,7 +674,7 @@ fn slices_list_what_claims_can_have() {
     });
     assert_eq!(json[0]["capacity"]["bytes"], bytes);
     assert_eq!(json[0]["capacity"]["attachments"]["value"], "64");
-    assert_eq!(json[0]["attributes"], json!({"kind": {"string": "domain"}, "identity": {"bool": true}}));
+    assert_eq!(json[0]["attributes"], json!({"kind": {"string": "domain"}}));
     let gpu = json!({
         "kind": {"string": "gpu"}, "uuid": {"string": "GPU-11111111-x"}, "numa": {"int": 1},
         "resource.kubernetes.io/pciBusID": {"string": "0000:3b:00.0"},
@@ -642,4 +687,45 @@ fn slices_list_what_claims_can_have() {
     let draining = super::slice::devices(&config, &resources(&config), 1 << 30, true);
     let taint = json!([{"key": "shmesh.io/draining", "effect": "NoSchedule"}]);
     assert!(draining.iter().all(|one| serde_json::to_value(&one.taints).unwrap() == taint));
+}
+
+#[tokio::test]
+async fn slices_of_small_capacities_are_accepted() {
+    for (attachments, budget) in [(1, "2Mi"), (2, "4Mi"), (1, "3Mi"), (64, "1Gi")] {
+        let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
+        config.pools =
+            serde_saphyr::from_str(&format!("[{{name: radio, attachments: {attachments}}}]")).unwrap();
+        config.dra.attachments = attachments;
+        config.dra.budget = budget.parse().unwrap();
+        config.gpu_ipc.slots_per_device = attachments;
+        config.dra.directory = std::env::temp_dir();
+        let devices = super::slice::devices(&config, &resources(&config), 1 << 30, false);
+        assert_eq!(devices.len(), 4, "{devices:?}");
+        let slice = json!({
+            "metadata": {"name": "a"},
+            "spec": {
+                "driver": "shmesh.io", "nodeName": "n1", "devices": devices,
+                "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            },
+        });
+        let slice: ResourceSlice = serde_json::from_value(slice).unwrap();
+        ApiServer::new(Clock::runtime()).create(&slice).unwrap();
+    }
+    // A device without capacity is none.
+    let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
+    config.dra.budget = "1Mi".parse().unwrap();
+    config.dra.directory = std::env::temp_dir();
+    assert_eq!(super::slice::devices(&config, &[], 1 << 30, false), []);
+}
+
+#[test]
+fn no_more_bytes_are_published_than_the_file_system_has() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
+    config.dra.directory = directory.path().join("claims");
+    let total = shmesh_sys::mount::file_system(directory.path()).unwrap().total_bytes;
+    let most = total / (2 << 20) * (2 << 20);
+    let devices = super::slice::devices(&config, &[], 1 << 50, false);
+    let capacity = devices[0].capacity.as_ref().unwrap();
+    assert_eq!(capacity["bytes"].value.0, crate::config::Bytes(most).to_string());
 }

@@ -63,6 +63,7 @@ impl DraNode {
             "mode=dra".into(),
             format!("dra.gids={{first: {}, count: {}}}", GIDS[0], GIDS.len()),
             "dra.budget=256Mi".into(),
+            format!("dra.attachments={}", GIDS.len()),
             format!("dra.pluginsDir={}", under("var/lib/kubelet/plugins")),
             format!("kubelet.pluginsRegistryDir={}", under("var/lib/kubelet/plugins_registry")),
         ]);

@@ -456,11 +456,24 @@ impl ApiServer {
                 }
             }
         }
-        config.extend(spec.config.into_iter().flatten().map(|claim| DeviceAllocationConfiguration {
-            opaque: claim.opaque,
-            requests: claim.requests,
-            source: "FromClaim".to_owned(),
-        }));
+        for claim in spec.config.into_iter().flatten() {
+            let names = claim.requests.clone().unwrap_or_default();
+            let is_named = |request: &&DeviceRequest| {
+                let prefix = format!("{}/", request.name);
+                let is_selected = |result: &DeviceRequestAllocationResult| {
+                    result.request.starts_with(&prefix) && names.contains(&result.request)
+                };
+                names.contains(&request.name) || chosen.results.iter().any(is_selected)
+            };
+            // Once for all requests, or once for each request that it names.
+            let count = if names.is_empty() { 1 } else { requests.iter().filter(is_named).count() };
+            let one = DeviceAllocationConfiguration {
+                opaque: claim.opaque,
+                requests: claim.requests,
+                source: "FromClaim".to_owned(),
+            };
+            config.extend(std::iter::repeat_n(one, count));
+        }
         Ok(Some(AllocationResult {
             allocation_timestamp: Some(Time(date(self.0.clock.now()))),
             devices: Some(DeviceAllocationResult {

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::Value;
 
+use super::capacity::{binary, thousandths};
 use super::errors::ApiError;
 use super::kinds::{Kind, field};
 
@@ -95,6 +97,66 @@ fn slice(spec: &Value) -> Result<(), String> {
                     "spec.devices[{index}].capacity[{key}].requestPolicy: Forbidden: request policy must not be set when allowMultipleAllocations is false or unset"
                 ));
             }
+            request_policy(&capacity["value"], &capacity["requestPolicy"])
+                .map_err(|what| format!("spec.devices[{index}].capacity[{key}].requestPolicy{what}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the values of a policy against each other and against the capacity. A text begins with the path in the policy.
+fn request_policy(value: &Value, policy: &Value) -> Result<(), String> {
+    let text = |quantity: &Value| quantity.as_str().map_or_else(|| quantity.to_string(), str::to_owned);
+    let number = |quantity: &Value| thousandths(&Quantity(text(quantity))).unwrap_or_default();
+    let (default, range) = (&policy["default"], &policy["validRange"]);
+    let values = policy["validValues"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let key = match (range.is_null(), values.is_empty()) {
+        (true, true) => return Ok(()),
+        (false, false) => {
+            return Err(": Forbidden: exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at the same time".to_owned());
+        }
+        (false, true) => "validRange",
+        (true, false) => "validValues",
+    };
+    if default.is_null() {
+        return Err(format!(".default: Required value: required when {key} is defined"));
+    }
+    let check = |holds: bool, path: &str, given: &Value, what: &str| match holds {
+        true => Ok(()),
+        false => Err(format!(".{key}{path}: Invalid value: {:?}: {what}", text(given))),
+    };
+    let is_within = |least: &Value, most: &Value| number(least) <= number(most);
+    let capacity = format!("larger than capacity value: {}", text(value));
+    if !values.is_empty() {
+        for (at, one) in values.iter().enumerate() {
+            let path = format!("[{at}]");
+            let is_sorted = at == 0 || is_within(&values[at - 1], one);
+            check(is_sorted, &path, one, "values must be sorted in ascending order")?;
+            check(is_within(one, value), &path, one, &format!("option is {capacity}"))?;
+        }
+        let is_valid = values.iter().any(|one| number(one) == number(default));
+        return check(is_valid, "", default, "default value is not valid according to the requestPolicy");
+    }
+    let (min, max, step) = (&range["min"], &range["max"], &range["step"]);
+    if min.is_null() {
+        return Err(".validRange.min: Required value: required when validRange is defined".to_owned());
+    }
+    check(is_within(min, value), ".min", min, &format!("min is {capacity}"))?;
+    check(is_within(min, default), ".min", default, &format!("default is less than min: {}", text(min)))?;
+    if !max.is_null() {
+        check(is_within(min, max), ".max", min, &format!("min is larger than max: {}", text(max)))?;
+        check(is_within(max, value), ".max", max, &format!("max is {capacity}"))?;
+        check(is_within(default, max), ".max", default, &format!("default is more than max: {}", text(max)))?;
+    }
+    if !step.is_null() {
+        let added = number(min) + number(step);
+        let what = format!("one step {} is {capacity}", binary(added / 1000).0);
+        check(added <= number(value), ".step", step, &what)?;
+        for one in [default, max].into_iter().filter(|one| !one.is_null()) {
+            let is_multiple = (number(one) - number(min)) % number(step).max(1) == 0;
+            let what =
+                format!("value is not a multiple of a given step ({}) from ({})", text(step), text(min));
+            check(is_multiple, ".step", one, &what)?;
         }
     }
     Ok(())

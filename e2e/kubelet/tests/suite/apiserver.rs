@@ -119,6 +119,83 @@ async fn b34_slices_that_no_server_accepts_are_invalid() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn b34_policy_of_a_capacity_must_fit_it() {
+    let server = server();
+    let with = |value: &str, policy: Value| {
+        let mut slice = slice("a", "node", &["d0"]);
+        let device = json!({
+            "name": "d0", "allowMultipleAllocations": true,
+            "capacity": {"c": {"value": value, "requestPolicy": policy}},
+        });
+        slice.spec.devices = Some(vec![serde_json::from_value(device).unwrap()]);
+        slice
+    };
+    let range = |default: &str, min: &str, step: &str| json!({"default": default, "validRange": {"min": min, "step": step}});
+    let to = |max: &str| json!({"default": "2", "validRange": {"min": "2", "step": "2", "max": max}});
+    let values = |default: &str, values: &[&str]| json!({"default": default, "validValues": values});
+    for (value, policy, said) in [
+        (
+            "1",
+            range("1", "1", "1"),
+            "validRange.step: Invalid value: \"1\": one step 2 is larger than capacity value: 1",
+        ),
+        (
+            "2Mi",
+            range("2Mi", "2Mi", "2Mi"),
+            "validRange.step: Invalid value: \"2Mi\": one step 4Mi is larger than capacity value: 2Mi",
+        ),
+        (
+            "1Mi",
+            range("2Mi", "2Mi", "2Mi"),
+            "validRange.min: Invalid value: \"2Mi\": min is larger than capacity value: 1Mi",
+        ),
+        ("8", range("1", "2", "2"), "validRange.min: Invalid value: \"1\": default is less than min: 2"),
+        (
+            "8",
+            range("3", "2", "2"),
+            "validRange.step: Invalid value: \"3\": value is not a multiple of a given step (2) from (2)",
+        ),
+        ("8", to("1"), "validRange.max: Invalid value: \"2\": min is larger than max: 1"),
+        ("8", to("10"), "validRange.max: Invalid value: \"10\": max is larger than capacity value: 8"),
+        (
+            "8",
+            to("5"),
+            "validRange.step: Invalid value: \"5\": value is not a multiple of a given step (2) from (2)",
+        ),
+        (
+            "8",
+            json!({"validRange": {"min": "1"}}),
+            "default: Required value: required when validRange is defined",
+        ),
+        (
+            "8",
+            values("1", &["2", "4"]),
+            "validValues: Invalid value: \"1\": default value is not valid according to the requestPolicy",
+        ),
+        (
+            "8",
+            values("2", &["4", "2"]),
+            "validValues[1]: Invalid value: \"2\": values must be sorted in ascending order",
+        ),
+        (
+            "1",
+            values("2", &["2"]),
+            "validValues[0]: Invalid value: \"2\": option is larger than capacity value: 1",
+        ),
+    ] {
+        let refused = server.create(&with(value, policy)).unwrap_err().to_string();
+        assert!(
+            refused.ends_with(&format!("capacity[c].requestPolicy.{said}")),
+            "{refused} ends with {said}"
+        );
+    }
+    for (value, policy) in [("1", values("1", &["1"])), ("2", range("1", "1", "1")), ("8", to("8"))] {
+        server.create(&with(value, policy)).unwrap();
+        server.delete::<ResourceSlice>("", "a").unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn b35_a_watch_resumes_selects_and_sends_bookmarks() {
     let server = server();
     let api = slices(&server);
@@ -364,20 +441,21 @@ async fn b38_shared_devices_are_consumed_in_rounded_shares_until_they_are_full()
     let mut two = claim("f", Some("2Mi"));
     let mut list = requests(&mut two);
     list.push(k8s_openapi::api::resource::v1::DeviceRequest { name: "second".to_owned(), ..list[0].clone() });
-    two.spec.devices.as_mut().unwrap().requests = Some(list);
+    let names: Vec<_> = list.iter().map(|request| request.name.clone()).collect();
+    let opaque = |n: u8| json!({"driver": "x.io", "parameters": {"n": n}});
+    let configs = json!([{"requests": names, "opaque": opaque(1)}, {"opaque": opaque(2)}]);
+    let spec = two.spec.devices.as_mut().unwrap();
+    spec.requests = Some(list);
+    spec.config = serde_json::from_value(configs).unwrap();
     server.create(&two).unwrap();
-    let results = server
-        .allocate("default", "f", "node")
-        .unwrap()
-        .status
-        .unwrap()
-        .allocation
-        .unwrap()
-        .devices
-        .unwrap()
-        .results
-        .unwrap();
-    assert_eq!(results.len(), 2);
+    let allocated = server.allocate("default", "f", "node").unwrap();
+    let allocated = allocated.status.unwrap().allocation.unwrap().devices.unwrap();
+    assert_eq!(allocated.results.unwrap().len(), 2);
+    // A configuration is repeated for each request that it names.
+    let configs = allocated.config.unwrap();
+    let which: Vec<_> =
+        configs.into_iter().map(|one| one.opaque.unwrap().parameters.0["n"].clone()).collect();
+    assert_eq!(which, [1, 1, 2]);
 }
 
 #[tokio::test(start_paused = true)]
