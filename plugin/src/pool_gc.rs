@@ -40,9 +40,8 @@ pub(crate) async fn run(
     let mut pools = HashMap::<String, PoolState>::new();
     let mut log = REPEATED_LOG;
     loop {
-        if let Some(claims) = claims.clone() {
-            // On a blocking thread: a claim may have left many files.
-            let _ = tokio::task::spawn_blocking(move || claims.collect()).await;
+        if let Some(claims) = &claims {
+            claims.collect().await;
         }
         collect(&resources, &allocation_times, &metrics, &events, claims.as_ref(), &mut pools, &mut log)
             .await;
@@ -64,7 +63,7 @@ async fn collect(
     let asked = SystemTime::now();
     // The kubelet lists devices of device plugins; pools of claims are in the store.
     let held = match claims {
-        Some(claims) => claims.held_pools(&config.domain),
+        Some(claims) => claims.held_pools(config.domain.clone()).await,
         None => held(&config.seen(&config.kubelet.pod_resources_socket)).await,
     };
     let held = match held {
@@ -73,7 +72,7 @@ async fn collect(
             // Without the list, no pod is known to be dead.
             if let Some(suppressed) = log.allow(tokio::time::Instant::now().into_std()) {
                 let error = format!("{error:#}");
-                warn!(error, suppressed, "the kubelet does not list its pods; pools are not swept");
+                warn!(error, suppressed, "it is not known who uses the pools, so they are not swept");
             }
             metrics.not_listed();
             pools.values_mut().for_each(|pool| pool.idle.unknown());

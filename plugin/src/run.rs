@@ -1,7 +1,7 @@
 //! Lifecycle of the device plugin: load the configuration, lock, advertise, reconcile, clean up.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow};
 use prometheus_client::registry::Registry;
@@ -10,7 +10,7 @@ use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -23,7 +23,7 @@ use crate::kubelet::{AllocationTimes, Mode, NodeContext, PluginLock, remove_stal
 use crate::metrics::Metrics;
 use crate::reconciler::{ConfigSource, Reconciler};
 use crate::resource::allocate::{AGENT_SOCKET, AllocateSettings};
-use crate::{RunError, devices, pool_gc};
+use crate::{REPEATED_LOG, RunError, devices, pool_gc};
 
 /// Blocking threads for file operations; each has its own stack.
 const MAX_BLOCKING: usize = 4;
@@ -207,6 +207,8 @@ async fn serve(
                 claims: claims.clone(),
                 resources: resources.clone(),
                 allocation_times: Arc::clone(&allocation_times),
+                registered: watch::Sender::new(false),
+                registration_log: Arc::new(Mutex::new(REPEATED_LOG)),
                 statuses: to_statuses,
             };
             let instance = args.pod_uid.clone().unwrap_or_else(|| std::process::id().to_string());

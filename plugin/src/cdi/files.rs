@@ -138,6 +138,14 @@ impl SpecFiles {
         entries.flatten().filter_map(|entry| uid(entry.file_name().to_str()?)).collect()
     }
 
+    /// Returns the names of the devices of a claim, as its file lists them.
+    pub(crate) fn claim_devices(&self, uid: &str) -> Result<Vec<String>> {
+        let path = self.path(&format!("{CLAIM}-{uid}"));
+        let read = || -> Result<DeviceNames> { Ok(serde_json::from_slice(&fs::read(&path)?)?) };
+        let read = read().with_context(|| format!("cannot read the CDI specification {}", path.display()))?;
+        Ok(read.devices.into_iter().map(|device| device.name).collect())
+    }
+
     fn sizes_described(&self) -> Vec<u64> {
         // Streamed, because the file can have megabytes.
         let Ok(file) = File::open(self.path("shm")) else { return Vec::new() };

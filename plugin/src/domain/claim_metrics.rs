@@ -34,6 +34,7 @@ pub(crate) struct ClaimMetrics {
     duration: Histogram,
     claims: Family<ClaimState, Gauge>,
     bytes: Gauge,
+    registered: Gauge,
 }
 
 impl Default for ClaimMetrics {
@@ -45,6 +46,7 @@ impl Default for ClaimMetrics {
             duration: Histogram::new(BOUNDS),
             claims: Family::default(),
             bytes: Gauge::default(),
+            registered: Gauge::default(),
         }
     }
 }
@@ -75,6 +77,16 @@ impl ClaimMetrics {
             self.claims.clone(),
         );
         registry.register("claims_reserved_bytes", "Memory that prepared claims reserve", self.bytes.clone());
+        registry.register(
+            "dra_registered",
+            "Whether the kubelet has registered the DRA driver, as it said last",
+            self.registered.clone(),
+        );
+    }
+
+    /// Records what the kubelet said about the registration.
+    pub(super) fn registered(&self, is_registered: bool) {
+        self.registered.set(is_registered.into());
     }
 
     /// Counts a Prepare, and its failure by reason.

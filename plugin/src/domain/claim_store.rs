@@ -3,13 +3,18 @@
 //! | call | steps, each of which may be the last before a crash |
 //! |---|---|
 //! | prepare | lease a group in the checkpoint; create the directory; write the CDI specification |
-//! | unprepare | mark the claim as released in the checkpoint; remove the CDI specification; remove the directory; remove the claim from the checkpoint |
-//! | open | after a reboot: remove everything; else finish what a crash interrupted, and remove what the checkpoint does not name |
+//! | release | mark the claim as released in the checkpoint; remove the CDI specification; rename the directory |
+//! | erase | remove the renamed directory, which may have a million files |
+//! | forget | remove the claim from the checkpoint, if nothing is left of it |
+//! | open | after a reboot: rename every directory; else finish what a crash interrupted, and rename what the checkpoint does not name |
+//!
+//! All of them but `erase`, which needs nothing of the store, take milliseconds.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -20,13 +25,15 @@ use super::checkpoint::{Checkpoint, CheckpointError, ClaimEntry};
 use super::claim_plan::{ClaimGrant, accelerator_suffix, pool_suffix};
 use crate::cdi::{ClaimDirectory, ClaimEdits, Device, SpecFiles};
 use crate::config::{Bytes, UserNamespaces};
-use crate::pools::{self, SweepReport};
+use crate::pools;
 use crate::resource::Pool;
 
 /// File name of the checkpoint.
 const CHECKPOINT: &str = "claims.checkpoint";
 /// File name of a damaged checkpoint, which is kept for a person to look at.
 const DAMAGED: &str = "claims.damaged";
+/// File name extension of directories that are being erased. With the dot before the uid, no claim has such a name.
+const GONE: &str = "gone";
 
 /// A moment at which tests let the driver crash.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -37,6 +44,7 @@ pub(crate) enum CrashPoint {
     SpecWritten,
     Released,
     SpecRemoved,
+    DirectoryMoved,
     DirectoryRemoved,
     Forgotten,
 }
@@ -66,14 +74,20 @@ pub(crate) enum StoreError {
     #[error("{0:?} is not the uid of a claim")]
     Uid(String),
     /// All groups are leased.
-    #[error("all {} groups from {} on are leased to other claims of this node: raise dra.gids.count, or delete claims", .0.len(), .0.start)]
-    GidsExhausted(Range<u32>),
+    #[error(
+        "all {} groups from {} on are leased to other claims of this node: raise dra.gids.count, or delete claims{}",
+        .gids.len(), .gids.start, unerased(.released, .directory)
+    )]
+    GidsExhausted { gids: Range<u32>, released: usize, directory: PathBuf },
     /// The file system of the directories is full.
     #[error("{} has {free} bytes free, and the claim has {}: remove files, enlarge the tmpfs, or lower dra.budget", .directory.display(), Bytes(*.bytes))]
     TmpfsFull { directory: PathBuf, free: u64, bytes: u64 },
     /// The directory cannot be created.
     #[error("{0:#}")]
     Directory(anyhow::Error),
+    /// The directory of all claims was deleted.
+    #[error("{}", deleted(.0))]
+    Deleted(PathBuf),
     /// The CDI specification cannot be written or removed.
     #[error("{0:#}")]
     Cdi(anyhow::Error),
@@ -91,15 +105,40 @@ impl StoreError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Uid(_) => "uid",
-            Self::GidsExhausted(_) => "gids_exhausted",
+            Self::GidsExhausted { .. } => "gids_exhausted",
             Self::TmpfsFull { .. } => "tmpfs_full",
-            Self::Directory(_) => "directory",
+            Self::Directory(_) | Self::Deleted(_) => "directory",
             Self::Cdi(_) => "cdi",
             Self::Checkpoint { .. } => "checkpoint",
             #[cfg(test)]
             Self::Crashed(_) => "crashed",
         }
     }
+}
+
+/// Names the directories that keep groups of claims that have ended.
+fn unerased(released: &usize, directory: &Path) -> String {
+    if *released == 0 {
+        return String::new();
+    }
+    let left = directory.join(format!(".*.{GONE}"));
+    format!(
+        "; {released} of them belong to released claims, whose files cannot be removed or are being removed: {}",
+        left.display()
+    )
+}
+
+/// Describes a directory of all claims that was deleted while it was mounted, and the remedy.
+fn deleted(directory: &Path) -> String {
+    let directory = directory.display();
+    format!(
+        "{directory} was deleted on the node, and this plugin has the deleted one mounted: restart the pod of the plugin"
+    )
+}
+
+/// Whether a directory has no name any more, only a mount.
+fn is_deleted(directory: &Path) -> bool {
+    directory.metadata().is_ok_and(|found| found.nlink() == 0)
 }
 
 /// Owns everything that prepared claims have on this node. One process at a time: the caller holds a lock.
@@ -222,7 +261,7 @@ impl ClaimStore {
         self.save(self.checkpoint.clone())?;
         for (uid, entry) in self.checkpoint.claims.clone() {
             let repaired = match (entry.is_released, entry.grant, entry.gid) {
-                (true, ..) => self.remove_rest(&uid).map(|_| ()),
+                (true, ..) => self.remove_rest(&uid),
                 (false, Some(grant), gid) => self.create(&uid, &grant, gid),
                 (false, None, _) => Ok(()),
             };
@@ -241,10 +280,13 @@ impl ClaimStore {
         for uid in self.settings.files.claims() {
             checkpoint.claims.insert(uid, recovered(None));
         }
+        let mut leased = BTreeSet::new();
         for uid in self.directories() {
-            use std::os::unix::fs::MetadataExt;
             let found = self.settings.seen_directory.join(&uid).symlink_metadata();
-            checkpoint.claims.insert(uid, recovered(found.ok().map(|found| found.gid())));
+            // A crash may have been before the directory got its group.
+            let gid = found.ok().map(|found| found.gid());
+            let gid = gid.filter(|gid| self.settings.gids.contains(gid) && leased.insert(*gid));
+            checkpoint.claims.insert(uid, recovered(gid));
         }
         if !checkpoint.claims.is_empty() {
             let claims = checkpoint.claims.len();
@@ -278,16 +320,47 @@ impl ClaimStore {
         }
         for uid in self.directories() {
             if !self.checkpoint.claims.contains_key(&uid) {
-                let erased = pools::erase(&self.settings.seen_directory.join(&uid));
-                info!(
-                    claim = uid,
-                    files = erased.files,
-                    bytes = erased.bytes,
-                    failures = erased.failures,
-                    "removed the directory of a claim that is gone"
-                );
+                info!(claim = uid, "removing the directory of a claim that is gone");
+                self.move_away(&uid);
             }
         }
+    }
+
+    /// Renames the directory of a claim, so that it can be erased while the claim is prepared again.
+    fn move_away(&self, uid: &str) {
+        let parent = &self.settings.seen_directory;
+        let directory = parent.join(uid);
+        // A link or a file is not what was made: it stays for a person.
+        if !directory.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+            return;
+        }
+        let free = (0_u32..).map(|number| parent.join(format!(".{uid}.{number}.{GONE}")));
+        let Some(gone) = free.into_iter().find(|name| name.symlink_metadata().is_err()) else { return };
+        if let Err(error) = fs::rename(&directory, &gone) {
+            warn!(claim = uid, %error, "cannot rename the directory of a claim that is gone");
+        }
+    }
+
+    /// Returns what is left of a claim that is gone.
+    fn left_of(&self, uid: &str) -> Vec<PathBuf> {
+        let prefix = format!(".{uid}.");
+        let mut left: Vec<_> = self.gone().into_iter().filter(|name| name.starts_with(&prefix)).collect();
+        if self.settings.seen_directory.join(uid).symlink_metadata().is_ok() {
+            left.push(uid.to_owned());
+        }
+        left.into_iter().map(|name| self.settings.seen_directory.join(name)).collect()
+    }
+
+    /// Names of directories that are being erased.
+    fn gone(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(&self.settings.seen_directory) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let uid = |name: &str| {
+            let (uid, number) =
+                name.strip_prefix('.')?.strip_suffix(GONE)?.strip_suffix('.')?.split_once('.')?;
+            number.parse::<u32>().is_ok().then(|| is_safe(uid))
+        };
+        names.filter(|name| uid(name) == Some(true)).collect()
     }
 
     /// Prepares a claim, or repairs what is missing of it.
@@ -302,8 +375,13 @@ impl ClaimStore {
             (Some(domain), None) => {
                 self.check_room(domain.bytes)?;
                 let range = self.settings.gids.clone();
-                let free = self.checkpoint.free_gid(range.clone());
-                Some(free.ok_or(StoreError::GidsExhausted(range))?)
+                let Some(free) = self.checkpoint.free_gid(range.clone()) else {
+                    let released = self.checkpoint.claims.values();
+                    let released = released.filter(|entry| entry.is_released && entry.gid.is_some()).count();
+                    let directory = self.settings.directory.clone();
+                    return Err(StoreError::GidsExhausted { gids: range, released, directory });
+                };
+                Some(free)
             }
         };
         let entry = ClaimEntry { gid, grant: Some(grant.clone()), is_released: false };
@@ -331,8 +409,13 @@ impl ClaimStore {
     /// Creates the directory and the specification, or corrects them.
     fn create(&mut self, uid: &str, grant: &ClaimGrant, gid: Option<u32>) -> Result<(), StoreError> {
         if let (Some(_), Some(gid)) = (&grant.domain, gid) {
-            pools::prepare("claim", &self.settings.seen_directory.join(uid), gid, true)
-                .map_err(StoreError::Directory)?;
+            pools::prepare("claim", &self.settings.seen_directory.join(uid), gid, true).map_err(|error| {
+                if is_deleted(&self.settings.seen_directory) {
+                    StoreError::Deleted(self.settings.directory.clone())
+                } else {
+                    StoreError::Directory(error)
+                }
+            })?;
         }
         self.pass(CrashPoint::DirectoryCreated)?;
         let directory = self.settings.directory.join(uid);
@@ -343,9 +426,10 @@ impl ClaimStore {
 
     /// Releases a claim. A claim that is not known is released already.
     ///
-    /// The claim is released even if files of its pods cannot be removed: they keep the group until they can be.
-    pub(crate) fn unprepare(&mut self, uid: &str) -> Result<SweepReport, StoreError> {
-        let Some(entry) = self.checkpoint.claims.get(uid) else { return Ok(SweepReport::default()) };
+    /// Returns what is to be erased before the claim can be [forgotten](Self::forget). The claim is released even if files of
+    /// its pods cannot be removed: they keep the group until they can be.
+    pub(crate) fn release(&mut self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
+        let Some(entry) = self.checkpoint.claims.get(uid) else { return Ok(Vec::new()) };
         if !entry.is_released {
             let mut next = self.checkpoint.clone();
             if let Some(entry) = next.claims.get_mut(uid) {
@@ -354,39 +438,65 @@ impl ClaimStore {
             self.save(next)?;
         }
         self.pass(CrashPoint::Released)?;
-        self.remove_rest(uid)
+        self.remove_rest(uid)?;
+        Ok(self.left_of(uid))
     }
 
-    /// Removes what a released claim left.
-    fn remove_rest(&mut self, uid: &str) -> Result<SweepReport, StoreError> {
+    /// Removes the specification of a released claim, and moves its directory out of the way.
+    fn remove_rest(&mut self, uid: &str) -> Result<(), StoreError> {
         self.settings.files.remove_claim(uid).map_err(StoreError::Cdi)?;
         self.pass(CrashPoint::SpecRemoved)?;
-        let erased = pools::erase(&self.settings.seen_directory.join(uid));
+        self.move_away(uid);
+        self.pass(CrashPoint::DirectoryMoved)
+    }
+
+    /// Gives back the group of a claim, if it is still released and nothing is left of it.
+    pub(crate) fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         self.pass(CrashPoint::DirectoryRemoved)?;
-        if erased.failures == 0 {
+        let is_released = self.checkpoint.claims.get(uid).is_some_and(|entry| entry.is_released);
+        if is_released && self.left_of(uid).is_empty() {
             let mut next = self.checkpoint.clone();
             next.claims.remove(uid);
             self.save(next)?;
             self.pass(CrashPoint::Forgotten)?;
         }
-        Ok(erased)
+        Ok(())
     }
 
-    /// Tries again to remove what released claims left. Returns what is removed.
-    pub(crate) fn retry(&mut self) -> SweepReport {
+    /// Returns the uids of released claims, and of unknown ones, of which something is left.
+    pub(crate) fn released(&self) -> BTreeSet<String> {
         let released = self.checkpoint.claims.iter().filter(|(_, entry)| entry.is_released);
-        let mut sum = SweepReport::default();
-        for uid in released.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
-            match self.remove_rest(&uid) {
-                Ok(erased) => {
-                    sum.files += erased.files;
-                    sum.bytes += erased.bytes;
-                    sum.failures += erased.failures;
-                }
-                Err(_) => sum.failures += 1,
+        let known = released.map(|(uid, _)| uid.clone());
+        let left = self.gone().into_iter().filter_map(|name| name.split('.').nth(1).map(str::to_owned));
+        known.chain(left).collect()
+    }
+
+    /// Returns what to erase of a claim for [`released`](Self::released).
+    pub(crate) fn rest_of(&mut self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
+        match self.checkpoint.claims.get(uid) {
+            Some(entry) if entry.is_released => self.release(uid),
+            // Prepared again, or unknown: only what was moved.
+            _ => {
+                let directory = self.settings.seen_directory.join(uid);
+                Ok(self.left_of(uid).into_iter().filter(|path| *path != directory).collect())
             }
         }
-        sum
+    }
+
+    /// Returns the names of the pools that a claim has.
+    pub(crate) fn pools_of(&self, uid: &str, entry: &ClaimEntry) -> anyhow::Result<Vec<String>> {
+        if let Some(grant) = &entry.grant {
+            return Ok(grant.pools.iter().map(|pool| pool.name.clone()).collect());
+        }
+        // Recovered without a checkpoint: containers have what the specification says.
+        let devices = self.settings.files.claim_devices(uid)?;
+        let prefix = format!("{uid}{}", pool_suffix(""));
+        Ok(devices.iter().filter_map(|name| Some(name.strip_prefix(&prefix)?.to_owned())).collect())
+    }
+
+    /// Describes a problem of the directory of all claims.
+    pub(crate) fn problem(&self) -> Option<String> {
+        is_deleted(&self.settings.seen_directory).then(|| deleted(&self.settings.directory))
     }
 
     /// Returns the claims that hold something on this node.

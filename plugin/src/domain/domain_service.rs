@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::claim_metrics::ClaimMetrics;
 use super::claim_store::{ClaimStore, StoreSettings};
+use super::directory_owner::DirectoryOwner;
 use super::drain::is_draining;
 use super::driver::{DomainDriver, SharedClaims, StatusUpdate, device_health};
 use super::slice::devices;
@@ -36,6 +37,7 @@ pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<Sh
     ensure!(!boot_id.is_empty(), "{BOOT_ID} is empty");
     let seen_directory = config.seen(&config.dra.directory);
     check_file_system(&seen_directory)?;
+    let owner = DirectoryOwner::claim(config)?;
     let store = ClaimStore::open(StoreSettings {
         directory: config.dra.directory.clone(),
         seen_directory,
@@ -47,7 +49,7 @@ pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<Sh
     })?;
     let metrics = ClaimMetrics::default();
     metrics.register(registry);
-    Ok(SharedClaims::new(store, metrics))
+    Ok(SharedClaims::new(store, metrics, Some(owner)))
 }
 
 /// Requires memory under the directories of claims, so that a reboot removes them and nothing is written to a disk.
@@ -75,7 +77,8 @@ pub(crate) struct DomainService {
 }
 
 impl DomainService {
-    /// Runs until `stop`. Calls `ready` when the slices are published for the first time.
+    /// Runs until `stop`. Calls `ready` when the kubelet has registered the driver and the slices are published, for the first
+    /// time.
     pub(crate) async fn run(
         self,
         ready: impl FnOnce() + Send + 'static,
@@ -99,17 +102,24 @@ impl DomainService {
         let state_directory = config.state_directory();
         let draining = is_draining(&state_directory);
         let (to_slices, listed) = watch::channel(devices(&config, &offered, memory, draining));
-        let (to_health, health) = watch::channel(device_health(&node, &offered));
+        let claims = driver.claims.clone();
+        let problem = claims.problem().await;
+        let (to_health, health) = watch::channel(device_health(&node, &offered, problem.as_deref()));
         let follow = async move {
-            let mut was_draining = draining;
+            let (mut was_draining, mut had_problem) = (draining, problem);
             loop {
                 let changed = timeout(DRAIN_POLL_INTERVAL, resources.changed()).await;
                 let draining = is_draining(&state_directory);
+                let problem = claims.problem().await;
                 match changed {
                     // The plugin stops.
                     Ok(Err(_)) => return std::future::pending().await,
-                    Err(_) if draining == was_draining => continue,
+                    Err(_) if draining == was_draining && problem == had_problem => continue,
                     _ => {}
+                }
+                if problem != had_problem {
+                    warn!(problem, "the health of the domain device changed");
+                    had_problem = problem;
                 }
                 if draining != was_draining {
                     info!(draining, "draining changed: a draining node gets no new claims");
@@ -118,14 +128,17 @@ impl DomainService {
                 let (config, offered) = resources.borrow_and_update().clone();
                 // Unchanged values are not sent: nothing is written while nothing changes.
                 replace(&to_slices, devices(&config, &offered, memory, draining));
-                replace(&to_health, device_health(&node, &offered));
+                replace(&to_health, device_health(&node, &offered, had_problem.as_deref()));
             }
         };
         let publisher = SlicePublisher::new(client.clone(), &settings);
         let mut state = publisher.state();
+        let mut registered = driver.registered.subscribe();
         tokio::spawn(async move {
-            if state.wait_for(|state| state.published).await.is_ok() {
-                info!("ready: the node's slices are published");
+            if state.wait_for(|state| state.published).await.is_ok()
+                && registered.wait_for(|is_registered| *is_registered).await.is_ok()
+            {
+                info!("ready: the kubelet has registered the driver, and the node's slices are published");
                 ready();
             }
         });

@@ -1,70 +1,229 @@
 //! The driver's half of Prepare and Unprepare: reads the claim, and lets the store do the rest.
 
 use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result};
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use kubelet_dra::{ClaimRef, DeviceHealth, Driver, HealthState, PreparedDevice};
-use tokio::sync::{mpsc, watch};
+use shmesh_daemon::log_limit::LogLimit;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::claim_metrics::ClaimMetrics;
 use super::claim_plan::{AllocatedDevice, ClaimGrant, plan_claim};
 use super::claim_status::device_status;
-use super::claim_store::ClaimStore;
+use super::claim_store::{ClaimStore, StoreError};
 use super::device_names::{ClaimDevice, claim_devices};
+use super::directory_owner::DirectoryOwner;
 use crate::cdi::CLAIM;
 use crate::config::Config;
 use crate::kubelet::AllocationTimes;
+use crate::pools::{self, SweepReport};
 use crate::resource::Resource;
 use crate::resource::allocate::UsageByResource;
+
+/// Wait before the second attempt to erase what a claim left. Each further wait is twice as long.
+const FIRST_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait between two attempts.
+const MAX_WAIT: Duration = Duration::from_secs(900);
 
 /// The claims of the node, which the driver and the garbage collector share.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedClaims {
+    /// Locked for milliseconds, and never by an asynchronous task.
     store: Arc<Mutex<ClaimStore>>,
+    /// One claim is erased at a time, so that threads remain for others.
+    pub(super) eraser: Arc<Semaphore>,
+    pub(super) attempts: Arc<Mutex<BTreeMap<String, Attempt>>>,
     metrics: ClaimMetrics,
+    /// Held as long as any call works on the claims, also one that was given up.
+    _owner: Option<Arc<DirectoryOwner>>,
+}
+
+/// When to try again to erase a claim whose files could not be removed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    next: Instant,
+    wait: Duration,
 }
 
 impl SharedClaims {
-    pub(crate) fn new(store: ClaimStore, metrics: ClaimMetrics) -> Self {
-        let claims = Self { store: Arc::new(Mutex::new(store)), metrics };
+    pub(crate) fn new(store: ClaimStore, metrics: ClaimMetrics, owner: Option<DirectoryOwner>) -> Self {
+        let claims = Self {
+            store: Arc::new(Mutex::new(store)),
+            eraser: Arc::new(Semaphore::new(1)),
+            attempts: Arc::default(),
+            metrics,
+            _owner: owner.map(Arc::new),
+        };
         claims.metrics.hold(&claims.lock());
         claims
     }
 
-    fn lock(&self) -> MutexGuard<'_, ClaimStore> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ClaimStore> {
         // The store changes its memory only after the disk, in one assignment.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes what released claims left. Blocks.
-    pub(crate) fn collect(&self) {
-        let mut store = self.lock();
-        let left = store.retry();
-        if left.files > 0 {
-            info!(files = left.files, bytes = left.bytes, "removed files of released claims");
+    /// Runs a call of the kubelet on a blocking thread.
+    ///
+    /// Nothing is done for a call that was given up before its turn: the kubelet may have made another one since.
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut ClaimStore) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, (&'static str, String)> {
+        let given_up = CancellationToken::new();
+        let _at_drop = given_up.clone().drop_guard();
+        let claims = self.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let mut store = claims.lock();
+            if given_up.is_cancelled() {
+                return None;
+            }
+            let done = work(&mut store);
+            claims.metrics.hold(&store);
+            Some(done)
+        });
+        match done.await {
+            Ok(Some(Ok(done))) => Ok(done),
+            Ok(Some(Err(error))) => Err((error.reason(), error.to_string())),
+            Ok(None) => Err(("given_up", "the call was given up".to_owned())),
+            Err(error) => Err(("panic", format!("the driver failed: {error}"))),
         }
-        self.metrics.hold(&store);
+    }
+
+    /// Releases a claim and erases its directory.
+    pub(super) async fn release(&self, uid: &str) -> Result<SweepReport, (&'static str, String)> {
+        let name = uid.to_owned();
+        let release = move |store: &mut ClaimStore| {
+            let left = store.release(&name)?;
+            if left.is_empty() {
+                store.forget(&name)?;
+            }
+            Ok(left)
+        };
+        let left = self.call(release).await?;
+        if left.is_empty() {
+            return Ok(SweepReport::default());
+        }
+        let done = self.erase(uid.to_owned(), left).await;
+        done.map_err(|error| ("panic", format!("the driver failed: {error:#}")))
+    }
+
+    /// Erases what a claim left, without the store's lock, and then forgets the claim.
+    async fn erase(&self, uid: String, left: Vec<PathBuf>) -> Result<SweepReport> {
+        let permit = Arc::clone(&self.eraser).acquire_owned().await?;
+        let claims = self.clone();
+        let erased = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let mut sum = SweepReport::default();
+            for directory in left {
+                // What cannot be renamed is not erased: the claim may be prepared again.
+                let is_moved = directory.file_name().is_some_and(|name| name.as_bytes().starts_with(b"."));
+                let erased = if is_moved {
+                    pools::erase(&directory)
+                } else {
+                    SweepReport { failures: 1, ..SweepReport::default() }
+                };
+                sum.files += erased.files;
+                sum.bytes += erased.bytes;
+                sum.failures += erased.failures;
+            }
+            let mut store = claims.lock();
+            if let Err(error) = store.forget(&uid) {
+                warn!(claim = uid, %error, "a released claim keeps its group");
+                sum.failures += 1;
+            }
+            claims.metrics.hold(&store);
+            drop(store);
+            claims.note(uid, sum.failures == 0);
+            sum
+        });
+        Ok(erased.await?)
+    }
+
+    /// Decides when a claim is erased again.
+    fn note(&self, uid: String, is_done: bool) {
+        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_done {
+            attempts.remove(&uid);
+        } else {
+            let wait = attempts.get(&uid).map_or(FIRST_WAIT, |last| (last.wait * 2).min(MAX_WAIT));
+            attempts.insert(uid, Attempt { next: Instant::now() + wait, wait });
+        }
+    }
+
+    /// Returns what to erase of each released claim whose turn it is.
+    fn due(&self) -> Vec<(String, Vec<PathBuf>)> {
+        let mut store = self.lock();
+        let released = store.released();
+        let now = Instant::now();
+        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        attempts.retain(|uid, _| released.contains(uid));
+        let due: Vec<_> = released
+            .into_iter()
+            .filter(|uid| attempts.get(uid).is_none_or(|last| last.next <= now))
+            .collect();
+        drop(attempts);
+        let rest = |uid: String| match store.rest_of(&uid) {
+            Ok(left) => Some((uid, left)),
+            Err(error) => {
+                warn!(claim = uid, %error, "cannot remove what a released claim left");
+                self.note(uid, false);
+                None
+            }
+        };
+        due.into_iter().filter_map(rest).collect()
+    }
+
+    /// Removes what released claims left.
+    pub(crate) async fn collect(&self) {
+        let claims = self.clone();
+        let Ok(due) = tokio::task::spawn_blocking(move || claims.due()).await else { return };
+        let (mut files, mut bytes) = (0, 0);
+        for (uid, left) in due {
+            let erased = self.erase(uid, left).await.unwrap_or_default();
+            files += erased.files;
+            bytes += erased.bytes;
+        }
+        if files > 0 {
+            info!(files, bytes, "removed files of released claims");
+        }
     }
 
     /// Returns the pools that claims hold.
     ///
     /// # Errors
-    /// A claim was recovered without a checkpoint, so its pools are unknown.
-    pub(crate) fn held_pools(&self, domain: &str) -> Result<UsageByResource> {
-        let mut held = UsageByResource::new();
-        for (uid, entry) in self.lock().claims().filter(|(_, entry)| !entry.is_released) {
-            let Some(grant) = &entry.grant else { bail!("the pools of claim {uid} are not known") };
-            for pool in &grant.pools {
-                let (containers, units) = held.entry(format!("{domain}/{}", pool.name)).or_default();
-                *containers += 1;
-                *units += 1;
+    /// A claim was recovered without a checkpoint, and has no readable specification, so its pools are unknown.
+    pub(crate) async fn held_pools(&self, domain: String) -> Result<UsageByResource> {
+        let claims = self.clone();
+        let read = move || {
+            let mut held = UsageByResource::new();
+            let store = claims.lock();
+            for (uid, entry) in store.claims().filter(|(_, entry)| !entry.is_released) {
+                let pools = store
+                    .pools_of(uid, entry)
+                    .with_context(|| format!("the pools of claim {uid} are not known"))?;
+                for pool in pools {
+                    let (containers, units) = held.entry(format!("{domain}/{pool}")).or_default();
+                    *containers += 1;
+                    *units += 1;
+                }
             }
-        }
-        Ok(held)
+            Ok(held)
+        };
+        tokio::task::spawn_blocking(read).await.context("the driver failed")?
+    }
+
+    /// Describes a problem of the directory of all claims.
+    pub(super) async fn problem(&self) -> Option<String> {
+        let claims = self.clone();
+        tokio::task::spawn_blocking(move || claims.lock().problem()).await.ok().flatten()
     }
 }
 
@@ -77,6 +236,10 @@ pub(crate) struct DomainDriver {
     pub(crate) claims: SharedClaims,
     pub(crate) resources: watch::Receiver<(Config, Vec<Arc<Resource>>)>,
     pub(crate) allocation_times: Arc<AllocationTimes>,
+    /// Whether the kubelet has registered the driver.
+    pub(crate) registered: watch::Sender<bool>,
+    /// Limits the log of refused registrations.
+    pub(crate) registration_log: Arc<Mutex<LogLimit>>,
     /// Where updates of status are written. An update that finds the queue full is dropped.
     pub(crate) statuses: mpsc::Sender<StatusUpdate>,
 }
@@ -104,18 +267,8 @@ impl DomainDriver {
             // Before the store has it: a sweep that has begun stops.
             self.allocation_times.note(&format!("{}/{}", self.domain, pool.name));
         }
-        let (claims, grant, name) = (self.claims.clone(), plan.grant.clone(), uid.clone());
-        let stored = tokio::task::spawn_blocking(move || {
-            let mut store = claims.lock();
-            let stored = store.prepare(&name, &grant);
-            claims.metrics.hold(&store);
-            stored
-        });
-        match stored.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err((error.reason(), error.to_string())),
-            Err(error) => return Err(("panic", format!("the driver failed: {error}"))),
-        }
+        let (grant, name) = (plan.grant.clone(), uid.clone());
+        self.claims.call(move |store| store.prepare(&name, &grant)).await?;
         let directory = directory.join(&uid).display().to_string();
         if let Some(devices) = device_status(claim, &self.domain, &plan, &directory) {
             let ClaimGrant { namespace, name, .. } = plan.grant;
@@ -150,16 +303,7 @@ impl Driver for DomainDriver {
     }
 
     async fn unprepare(&self, claim: ClaimRef) -> Result<(), String> {
-        let (claims, uid) = (self.claims.clone(), claim.uid.clone());
-        let released = tokio::task::spawn_blocking(move || {
-            let mut store = claims.lock();
-            let released = store.unprepare(&uid);
-            claims.metrics.hold(&store);
-            released
-        });
-        let outcome = released.await.map_err(|error| ("panic", format!("the driver failed: {error}")));
-        let outcome =
-            outcome.and_then(|released| released.map_err(|error| (error.reason(), error.to_string())));
+        let outcome = self.claims.release(&claim.uid).await;
         self.claims.metrics.released(outcome.as_ref().err().map(|(reason, _)| *reason));
         let report = outcome.map_err(|(_, text)| text)?;
         if report.failures > 0 {
@@ -171,20 +315,34 @@ impl Driver for DomainDriver {
         info!(%claim, uid = claim.uid, files = report.files, bytes = report.bytes, "claim released");
         Ok(())
     }
+
+    fn registered(&self, result: Result<(), String>) {
+        self.claims.metrics.registered(result.is_ok());
+        self.registered.send_replace(result.is_ok());
+        let mut log = self.registration_log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = result
+            && let Some(suppressed) = log.allow(tokio::time::Instant::now().into_std())
+        {
+            warn!(error, suppressed, "not ready: the kubelet refuses the driver, so pods with claims wait");
+        }
+    }
 }
 
-/// Returns the health of the node's devices.
-pub(crate) fn device_health(node: &str, resources: &[Arc<Resource>]) -> Vec<DeviceHealth> {
+/// Returns the health of the node's devices. `problem` is that of the directory of all claims.
+pub(crate) fn device_health(
+    node: &str,
+    resources: &[Arc<Resource>],
+    problem: Option<&str>,
+) -> Vec<DeviceHealth> {
     let of = |(device, kind): (String, ClaimDevice)| {
-        let is_healthy = match kind {
-            ClaimDevice::Domain => true,
-            ClaimDevice::Pool(_, is_healthy) | ClaimDevice::Accelerator(_, _, is_healthy) => is_healthy,
+        let problem = match kind {
+            ClaimDevice::Domain => problem,
+            ClaimDevice::Pool(_, is_healthy) | ClaimDevice::Accelerator(_, _, is_healthy) => {
+                (!is_healthy).then_some("an Event of the node has the reason")
+            }
         };
-        let (state, message) = if is_healthy {
-            (HealthState::Healthy, String::new())
-        } else {
-            (HealthState::Unhealthy, "an Event of the node has the reason".to_owned())
-        };
+        let state = if problem.is_none() { HealthState::Healthy } else { HealthState::Unhealthy };
+        let message = problem.unwrap_or_default().to_owned();
         DeviceHealth { pool: node.to_owned(), device, state, message }
     };
     let devices: BTreeMap<_, _> = claim_devices(resources);

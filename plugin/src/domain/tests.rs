@@ -10,16 +10,50 @@ use serde_json::{Value, json};
 use shmesh_fake_kubelet::{ApiServer, Clock};
 
 use super::checkpoint::Checkpoint;
+use super::claim_metrics::ClaimMetrics;
 use super::claim_plan::{AllocatedDevice, ClaimGrant, ClaimPlan, ClaimRefusal, DomainGrant, plan_claim};
 use super::claim_store::{ClaimStore, CrashPoint, StoreError, StoreSettings};
 use super::device_names::{ClaimDevice, claim_devices};
+use super::driver::{SharedClaims, device_health};
 use crate::cdi::SpecFiles;
 use crate::config::{Config, FrontEnd};
 use crate::devices::{Accelerator, AcceleratorKind, PciPlace};
+use crate::pools::{self, SweepReport};
 use crate::resource::{NodeResources, plan};
 
 const A: &str = "aaaaaaaa-0000-1111-2222-333333333333";
 const B: &str = "bbbbbbbb-0000-1111-2222-333333333333";
+
+impl ClaimStore {
+    /// Releases, erases and forgets, as the driver does.
+    fn unprepare(&mut self, uid: &str) -> Result<SweepReport, StoreError> {
+        let left = self.release(uid)?;
+        self.erase(uid, &left)
+    }
+
+    /// As the garbage collector does.
+    fn retry(&mut self) -> SweepReport {
+        let mut sum = SweepReport::default();
+        for uid in self.released() {
+            let left = self.rest_of(&uid).unwrap();
+            let erased = self.erase(&uid, &left).unwrap();
+            sum.files += erased.files;
+            sum.failures += erased.failures;
+        }
+        sum
+    }
+
+    fn erase(&mut self, uid: &str, left: &[PathBuf]) -> Result<SweepReport, StoreError> {
+        let mut sum = SweepReport::default();
+        for path in left {
+            let erased = pools::erase(path);
+            sum.files += erased.files;
+            sum.failures += erased.failures;
+        }
+        self.forget(uid)?;
+        Ok(sum)
+    }
+}
 
 /// A node with the directories of the driver.
 struct Node {
@@ -48,10 +82,21 @@ impl Node {
         self.path("state/claims.checkpoint")
     }
 
+    /// A start, with the first round of the garbage collector.
     fn open(&self) -> ClaimStore {
+        let mut store = self.open_at(self.claims());
+        store.retry();
+        store
+    }
+
+    fn shared(&self) -> SharedClaims {
+        SharedClaims::new(self.open(), ClaimMetrics::default(), None)
+    }
+
+    fn open_at(&self, seen_directory: PathBuf) -> ClaimStore {
         ClaimStore::open(StoreSettings {
             directory: "/dev/shm/shmesh-claims".into(),
-            seen_directory: self.claims(),
+            seen_directory,
             state_directory: self.path("state"),
             gids: self.gids.clone(),
             files: SpecFiles { directory: self.path("cdi"), domain: "shmesh.io".into() },
@@ -86,7 +131,9 @@ impl Node {
 
     /// One claim has one directory, one specification, one group.
     fn assert_one(&self, uid: &str, when: &str) {
-        let (directories, specs, gids) = self.census();
+        let (mut directories, specs, gids) = self.census();
+        // What is being erased is no claim's.
+        directories.retain(|name| !name.starts_with('.'));
         assert_eq!(directories, [uid], "{when}");
         assert_eq!(specs, [format!("shmesh.io-claim-{uid}.json")], "{when}");
         assert_eq!(gids.len(), 1, "{when}");
@@ -175,10 +222,11 @@ const OF_PREPARE: [(CrashPoint, u32); 4] = [
     (CrashPoint::DirectoryCreated, 0),
     (CrashPoint::SpecWritten, 0),
 ];
-const OF_UNPREPARE: [(CrashPoint, u32); 6] = [
+const OF_UNPREPARE: [(CrashPoint, u32); 7] = [
     (CrashPoint::Staged, 0),
     (CrashPoint::Released, 0),
     (CrashPoint::SpecRemoved, 0),
+    (CrashPoint::DirectoryMoved, 0),
     (CrashPoint::DirectoryRemoved, 0),
     (CrashPoint::Staged, 1),
     (CrashPoint::Forgotten, 0),
@@ -477,6 +525,178 @@ fn file_that_cannot_be_removed_keeps_the_group() {
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o700)).unwrap();
     assert_eq!(store.retry().failures, 0);
     node.assert_nothing("removed at last");
+}
+
+/// Runs on one thread for blocking work, so that calls are made in order.
+fn in_order<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+    runtime.unwrap().block_on(work)
+}
+
+/// Polls a future once.
+fn poll<T>(future: &mut std::pin::Pin<Box<impl Future<Output = T>>>) -> Option<T> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(done) => Some(done),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[test]
+fn call_that_was_given_up_changes_nothing() {
+    let node = Node::new();
+    let claims = node.shared();
+    let calls = async {
+        {
+            // Another call has the store for long.
+            let _store = claims.lock();
+            let mut late = Box::pin(claims.call(|store| store.prepare(A, &grant("a"))));
+            assert!(poll(&mut late).is_none());
+            // The kubelet gave it up, and then releases the claim.
+        }
+        assert_eq!(claims.release(A).await.unwrap(), SweepReport::default());
+        node.assert_nothing("given up");
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        node.assert_one(A, "prepared");
+        {
+            let _store = claims.lock();
+            let mut late = Box::pin(claims.release(A));
+            assert!(poll(&mut late).is_none());
+        }
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        node.assert_one(A, "the release was given up");
+    };
+    in_order(calls);
+}
+
+#[test]
+fn claim_is_prepared_again_while_its_old_directory_is_erased() {
+    let node = Node::new();
+    let claims = node.shared();
+    let calls = async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        fs::write(node.claims().join(A).join("old"), "x").unwrap();
+        let erasing = claims.eraser.clone().acquire_owned().await.unwrap();
+        let mut release = Box::pin(claims.release(A));
+        while node.claims().join(A).exists() {
+            assert!(poll(&mut release).is_none(), "another claim is being erased");
+            claims.held_pools("shmesh.io".into()).await.unwrap();
+        }
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        node.assert_one(A, "prepared again");
+        assert_eq!(node.census().0.len(), 2, "the old one is still there");
+        drop(erasing);
+        assert_eq!(release.await.unwrap().files, 1);
+        assert_eq!(node.census().0, [A]);
+        node.assert_one(A, "the old one is gone, and the claim keeps its group");
+    };
+    in_order(calls);
+}
+
+/// Puts a link in place of the claim's directory, which is neither followed nor removed.
+fn lock_directory(node: &Node, uid: &str) -> PathBuf {
+    let directory = node.claims().join(uid);
+    fs::remove_dir(&directory).unwrap();
+    symlink("/nonexistent", &directory).unwrap();
+    directory
+}
+
+#[test]
+fn claim_that_cannot_be_erased_is_tried_again_after_a_wait() {
+    let node = Node::new();
+    let claims = node.shared();
+    let calls = async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        let link = lock_directory(&node, A);
+        assert_eq!(claims.release(A).await.unwrap().failures, 1);
+        fs::remove_file(link).unwrap();
+        claims.collect().await;
+        assert_eq!(node.census().2.len(), 1, "its turn is in ten seconds");
+        claims.attempts.lock().unwrap().clear();
+        claims.collect().await;
+        node.assert_nothing("its turn came");
+    };
+    in_order(calls);
+}
+
+#[test]
+fn groups_of_released_claims_are_named_when_groups_run_out() {
+    let mut node = Node::new();
+    node.gids.end = node.gids.start + 1;
+    let mut store = node.open();
+    store.prepare(A, &grant("a")).unwrap();
+    let error = store.prepare(B, &grant("b")).unwrap_err().to_string();
+    assert!(!error.contains("released"), "{error}");
+    lock_directory(&node, A);
+    store.unprepare(A).unwrap();
+    let error = store.prepare(B, &grant("b")).unwrap_err().to_string();
+    assert!(error.contains("1 of them belong to released claims"), "{error}");
+    assert!(error.contains("/dev/shm/shmesh-claims/.*.gone"), "{error}");
+}
+
+#[test]
+fn recovered_claims_have_groups_of_the_range_and_each_its_own() {
+    let node = Node::new();
+    if node.gids.len() < 2 {
+        eprintln!("skipped: other groups require root");
+        return;
+    }
+    // As after `mkdir` and before `fchown`, with the checkpoint lost; its group is 0.
+    fs::create_dir_all(node.claims().join(A)).unwrap();
+    let mut store = node.open();
+    assert_eq!(node.census().2, [] as [u32; 0]);
+    store.prepare(A, &grant("a")).unwrap();
+    node.assert_one(A, "prepared again");
+    assert_eq!(node.census().2, [node.gids.start]);
+    // Another directory of the same group.
+    let second = node.claims().join(B);
+    fs::create_dir(&second).unwrap();
+    std::os::unix::fs::chown(&second, None, Some(node.gids.start)).unwrap();
+    fs::remove_file(node.checkpoint()).unwrap();
+    let mut store = node.open();
+    assert_eq!(node.census().2, [node.gids.start], "one of them has it");
+    store.prepare(A, &grant("a")).unwrap();
+    store.prepare(B, &grant("b")).unwrap();
+    assert_ne!(fs::metadata(node.claims().join(A)).unwrap().gid(), fs::metadata(second).unwrap().gid());
+}
+
+#[test]
+fn pools_of_recovered_claims_are_held() {
+    let node = Node::new();
+    let pools = read(&json!({"results": [result("domain", "domain"), result("radio", "pool-fronthaul")]}));
+    node.open().prepare(A, &pools.unwrap().grant).unwrap();
+    fs::remove_file(node.checkpoint()).unwrap();
+    let claims = node.shared();
+    let held = || in_order(claims.held_pools("shmesh.io".into()));
+    assert_eq!(held().unwrap(), [("shmesh.io/fronthaul".to_owned(), (1, 1))].into());
+    // Without a specification they are unknown, and no pool is swept.
+    fs::remove_dir_all(node.path("cdi")).unwrap();
+    assert!(format!("{:#}", held().unwrap_err()).contains(A));
+}
+
+#[test]
+fn directory_that_was_deleted_under_its_mount_is_unhealthy() {
+    let node = Node::new();
+    let claims = node.path("mounted");
+    fs::create_dir(&claims).unwrap();
+    let mount = fs::File::open(&claims).unwrap();
+    let seen = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&mount));
+    let mut store = node.open_at(seen.into());
+    assert_eq!(store.problem(), None);
+    store.prepare(A, &grant("a")).unwrap();
+    store.unprepare(A).unwrap();
+    fs::remove_dir(&claims).unwrap();
+    let problem = store.problem().unwrap();
+    assert!(problem.contains("restart the pod of the plugin"), "{problem}");
+    let error = store.prepare(A, &grant("a")).unwrap_err();
+    assert_eq!((error.reason(), error.to_string()), ("directory", problem.clone()));
+    let is_healthy = |problem: Option<&str>| {
+        let health = device_health("node-1", &resources(&Config::default()), problem);
+        let domain = health.into_iter().find(|one| one.device == "domain").unwrap();
+        (domain.state == kubelet_dra::HealthState::Healthy, domain.message)
+    };
+    assert_eq!(is_healthy(Some(&problem)), (false, problem));
+    assert_eq!(is_healthy(None), (true, String::new()));
 }
 
 /// The devices of a node with a pool and two GPUs.

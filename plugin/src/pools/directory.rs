@@ -21,12 +21,7 @@ const STICKY: u32 = 0o1000;
 pub(crate) fn prepare(owner: &str, directory: &Path, gid: u32, has_group: bool) -> Result<()> {
     let named = || format!("the {owner}'s directory {}", directory.display());
     if let Some(parent) = directory.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(parent)
-            .with_context(|| format!("cannot create {}", parent.display()))?;
-        trust(owner, parent, user::effective()).with_context(named)?;
+        prepare_parent(owner, parent).with_context(named)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error).with_context(named),
@@ -36,6 +31,16 @@ pub(crate) fn prepare(owner: &str, directory: &Path, gid: u32, has_group: bool) 
     let opened = dir::open_as_file(directory).with_context(named)?;
     let (mode, gid) = if has_group { (FOR_ITS_GROUP, Some(gid)) } else { (FOR_ALL, None) };
     own(&opened, mode, gid, user::effective()).with_context(named)
+}
+
+/// Creates the parent of such directories, in which only root and this user may replace them.
+pub(crate) fn prepare_parent(of: &str, parent: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(parent)
+        .with_context(|| format!("cannot create {}", parent.display()))?;
+    trust(of, parent, user::effective())
 }
 
 /// Requires that only root and this user can replace the directory.

@@ -15,6 +15,8 @@ use shmesh_kubelet_api::dra::dra_plugin_client::DraPluginClient;
 use shmesh_kubelet_api::dra::{
     Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
 };
+use shmesh_kubelet_api::pluginregistration::RegistrationStatus;
+use shmesh_kubelet_api::pluginregistration::registration_client::RegistrationClient;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::kubelet::{LIMIT, Plugin, TestNode, until};
@@ -72,14 +74,29 @@ impl DraNode {
 
     /// Uid 0 with the groups of claims and without capabilities, as the container of the plugin.
     fn start(&self) -> Plugin {
+        self.start_with("-all")
+    }
+
+    fn start_with(&self, capabilities: &str) -> Plugin {
         let plain = Plugin::command(&self.settings(), &[], None);
         let mut command = Command::new("setpriv");
         let groups = format!("{},{},60001", GIDS[0], GIDS[1]);
-        command.args(["--groups", &groups, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
+        let bounding = format!("--bounding-set={capabilities}");
+        command.args(["--groups", &groups, &bounding, "--inh-caps=-all", "--no-new-privs"]);
         command.arg(plain.get_program()).args(plain.get_args());
         command.args(["--node", "n1", "--pod-uid", "p1"]).env("KUBECONFIG", &self.kubeconfig);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         Plugin::run(command)
+    }
+
+    /// Says what the kubelet says about the registration.
+    async fn register(&self, error: &str) {
+        let socket = self.place.path("var/lib/kubelet/plugins_registry/shmesh.io@p1-reg.sock");
+        // A crash leaves the file of the socket.
+        until("an answering socket", || std::os::unix::net::UnixStream::connect(&socket).is_ok()).await;
+        let mut client = RegistrationClient::new(connect(socket).await);
+        let (plugin_registered, error) = (error.is_empty(), error.to_owned());
+        client.notify_registration_status(RegistrationStatus { plugin_registered, error }).await.unwrap();
     }
 
     async fn published(&self) -> Vec<String> {
@@ -117,12 +134,7 @@ impl DraNode {
 
     async fn client(&self) -> DraPluginClient<Channel> {
         let socket = self.place.path("var/lib/kubelet/plugins/shmesh.io/dra-p1.sock");
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let channel = Endpoint::from_static("http://localhost").connect_with_connector(connector).await;
-        DraPluginClient::new(channel.unwrap())
+        DraPluginClient::new(connect(socket).await)
     }
 
     async fn prepare(&self, name: &str, uid: &str) -> NodePrepareResourceResponse {
@@ -151,9 +163,19 @@ impl DraNode {
         let Ok(entries) = fs::read_dir(self.place.path(path)) else { return Vec::new() };
         let mut names: Vec<_> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        // Which domain owns the claims.
+        names.retain(|name| name != ".shmesh-owner");
         names.sort();
         names
     }
+}
+
+async fn connect(socket: PathBuf) -> Channel {
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
 }
 
 fn config(more: &Value) -> Value {
@@ -176,7 +198,12 @@ async fn killed_driver_goes_on_with_its_claims() {
     let Some(node) = DraNode::new().await else { return };
     let plugin = node.start();
     assert_eq!(node.published().await, ["domain", "gpu-a", "gpu-b", "pool-a"]);
+    node.register("the endpoint does not answer").await;
+    plugin.shows("shmesh_plugin_dra_registered", |registered| registered == 0.0).await;
+    assert!(!plugin.get("/readyz").contains("200 OK"), "the kubelet would make no calls");
+    node.register("").await;
     until("ready", || plugin.get("/readyz").contains("200 OK")).await;
+    plugin.shows("shmesh_plugin_dra_registered", |registered| registered == 1.0).await;
     // Nothing of the device plugin.
     assert_eq!(node.place.plugin_sockets(), [] as [PathBuf; 0]);
 
@@ -212,6 +239,7 @@ async fn killed_driver_goes_on_with_its_claims() {
     until("the specification is written again", || fs::read(node.spec(&uid)).is_ok_and(|now| now == spec))
         .await;
     until("what no claim has is removed", || !node.directory(B).exists()).await;
+    node.register("").await;
     until("ready", || plugin.get("/readyz").contains("200 OK")).await;
     assert_eq!(node.prepare("a", &uid).await, first, "the same answer");
     assert!(node.directory(&uid).join("fronthaul_shm").exists(), "and nothing of the pod is lost");
@@ -324,6 +352,29 @@ async fn claims_of_two_tenants_cannot_open_each_others_files() {
     assert_eq!(node.prepare("c", &c).await.error, "");
     assert_eq!(gid(&node.directory(&c)), of_a);
     plugin.crash();
+}
+
+/// A user's `mkdtemp` leaves such a directory.
+#[tokio::test]
+async fn private_directory_of_another_user_is_removed_with_two_capabilities() {
+    for (capabilities, is_removed) in [("-all", false), ("-all,+dac_override,+fowner", true)] {
+        let Some(node) = DraNode::new().await else { return };
+        let plugin = node.start_with(capabilities);
+        node.published().await;
+        node.claim("a", A, &config(&json!({})));
+        let uid = node.uid("a");
+        assert_eq!(node.prepare("a", &uid).await.error, "");
+        let directory = node.directory(&uid);
+        let script = "mkdir -m 700 $1/tmp && mkdir $1/tmp/sub && echo x > $1/tmp/sub/file && mkdir -m 755 $1/open && echo x > $1/open/file";
+        assert!(can(1001, GIDS[0], script, &directory));
+        assert_eq!(node.unprepare("a", &uid).await, "", "the claim is released in any case");
+        assert!(!directory.exists());
+        let left = node.entries("dev/shm/shmesh-claims");
+        assert_eq!(left.is_empty(), is_removed, "{left:?}");
+        let count = if is_removed { 0.0 } else { 1.0 };
+        plugin.shows("shmesh_plugin_claims{state=\"released\"}", |released| released == count).await;
+        plugin.crash();
+    }
 }
 
 #[tokio::test]
