@@ -123,9 +123,9 @@ async fn correct_driver_passes() {
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "long: ten soaks of 500 steps"]
+#[ignore = "long: two soaks of 500 steps"]
 async fn correct_driver_passes_with_any_seed() {
-    for seed in 2..12 {
+    for seed in 2..4 {
         soak_with(Neglect::default(), 500, seed).await.unwrap();
     }
 }

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "buffers are addresses; each access says why it is allowed")]
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use shmesh::config::PoolId;
@@ -15,9 +15,10 @@ const HANGS: Duration = Duration::from_secs(120);
 /// An address that no other test uses: a port that is free now could be taken before the test binds it, so each call has an IP
 /// address of its own in the loopback network, made of the process's number and a count.
 fn address() -> SocketAddr {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 1000 + 1;
-    let [_, high, middle, low] = ((std::process::id() << 10) | count).to_be_bytes();
+    static COUNT: Mutex<u32> = Mutex::new(0);
+    let mut count = COUNT.lock().unwrap();
+    *count = *count % 1000 + 1;
+    let [_, high, middle, low] = ((std::process::id() << 10) | *count).to_be_bytes();
     let socket = UdpSocket::bind((Ipv4Addr::new(127, high, middle, low), 0)).unwrap();
     socket.local_addr().unwrap()
 }
