@@ -3,10 +3,11 @@
 //! [`Bytes`] is parsed without an allocation, so the preload library may do so in a program that is being loaded.
 
 use std::fmt;
+use std::iter;
 use std::str::FromStr;
 
 const BINARY: [(&str, u32); 6] = [("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
-const DECIMAL: [(&str, i32); 10] =
+const DECIMAL: [(&str, i64); 10] =
     [("n", -9), ("u", -6), ("m", -3), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18), ("", 0)];
 
 /// A number of bytes, parsed from any Kubernetes quantity that is not negative: `64Mi`, `64M`, `1.5Gi`, `1e9`, `67108864`. Parsing
@@ -97,40 +98,45 @@ impl Bytes {
     }
 }
 
-/// The value of a quantity, rounded up; `u128::MAX` for one that does not fit 128 bits. `None`: the text is not a quantity.
+/// The value of a quantity, rounded up, whatever its number of digits; at least `u64::MAX + 1` for one that does not fit 64 bits.
+/// `None`: the text is not a quantity.
 fn parse(text: &str) -> Option<u128> {
     let text = text.strip_prefix('+').unwrap_or(text);
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (digits, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // More than 18 digits after the point cannot change a number of bytes that fits 64 bits.
-    if digits.len() + fraction.len() == 0
-        || fraction.contains('.')
-        || digits.len() > 20
-        || fraction.len() > 18
-    {
+    let count = digits.len() + fraction.len();
+    if count == 0 || fraction.contains('.') {
         return None;
     }
-    let mantissa = digits
-        .bytes()
-        .chain(fraction.bytes())
-        .fold(0, |value: u128, digit| value * 10 + u128::from(digit - b'0'));
     let (shift, exponent) = if let Some((_, shift)) = BINARY.iter().find(|(unit, _)| *unit == suffix) {
         (*shift, 0)
     } else if let Some((_, exponent)) = DECIMAL.iter().find(|(unit, _)| *unit == suffix) {
         (0, *exponent)
     } else {
-        let power = suffix.strip_prefix(['e', 'E'])?;
-        (0, power.parse::<i32>().ok().filter(|power| power.abs() <= 18)?)
+        (0, suffix.strip_prefix(['e', 'E'])?.parse().ok()?)
     };
-    let scaled = mantissa.checked_shl(shift).filter(|scaled| scaled >> shift == mantissa);
-    let power = exponent - i32::try_from(fraction.len()).ok()?;
-    let ten = 10_u128.checked_pow(power.unsigned_abs())?;
-    Some(match scaled {
-        None => u128::MAX,
-        Some(scaled) if power >= 0 => scaled.saturating_mul(ten),
-        Some(scaled) => scaled.div_ceil(ten),
-    })
+    // An exponent moves the point among the digits, or beyond them.
+    let point = i64::try_from(digits.len()).ok()?.saturating_add(exponent);
+    let before = usize::try_from(point.max(0)).map_or(count, |point| point.min(count));
+    let values = digits.bytes().chain(fraction.bytes()).map(|digit| u128::from(digit - b'0'));
+    let mut whole = values
+        .clone()
+        .take(before)
+        .fold(0, |whole: u128, digit| whole.saturating_mul(10).saturating_add(digit));
+    let mut zeros = point.saturating_sub(i64::try_from(count).ok()?);
+    while zeros > 0 && whole != 0 && whole != u128::MAX {
+        (whole, zeros) = (whole.saturating_mul(10), zeros - 1);
+    }
+    // From the last digit to the point: a tenth of a tenth, rounded down each time, is a hundredth rounded down.
+    let (mut part, mut is_exact) = (0, true);
+    // After 20 zeros nothing is left of a digit.
+    let zeros = usize::try_from(point.min(0).unsigned_abs().min(20)).ok()?;
+    for digit in values.rev().take(count - before).chain(iter::repeat_n(0, zeros)) {
+        let sum = (digit << shift) + part;
+        (part, is_exact) = (sum / 10, is_exact && sum % 10 == 0);
+    }
+    Some(whole.saturating_mul(1 << shift).saturating_add(part + u128::from(!is_exact)))
 }
 
 #[cfg(feature = "serde")]
@@ -226,6 +232,27 @@ mod tests {
     }
 
     #[test]
+    fn any_number_of_digits_is_rounded_up() {
+        let zeros = "0".repeat(100);
+        for (text, bytes) in [
+            (format!("{zeros}64"), 64),
+            (format!("64.{zeros}"), 64),
+            (format!("64.{zeros}1"), 65),
+            (format!("1.{zeros}1Ei"), (1 << 60) + 1),
+            (format!("1{zeros}e-100"), 1),
+            (format!("0.{zeros}3e101"), 3),
+            ("1e-99".to_owned(), 1),
+            ("0e99".to_owned(), 0),
+            ("0e-9223372036854775808".to_owned(), 0),
+            ("1e-9223372036854775808".to_owned(), 1),
+            ("15.999999999999999999Ei".to_owned(), u64::MAX),
+            ("0.3333333333333333333333333333Ki".to_owned(), 342),
+        ] {
+            assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        }
+    }
+
+    #[test]
     fn display_is_the_largest_exact_unit() {
         let shown = [0, 1, 1025, 68 << 10, 64 << 20, 2048 << 20, 5 << 60, u64::MAX]
             .map(|bytes| Bytes(bytes).to_string());
@@ -235,12 +262,36 @@ mod tests {
     #[test]
     fn invalid_quantities_are_rejected() {
         for wrong in [
-            "", "Mi", "-1", "1 Mi", "64mi", "1.2.3", "1e", "1e+-3", "0x10", "1MiB", "64MB", "1e99", " 1",
+            "",
+            "Mi",
+            "-1",
+            "1 Mi",
+            "64mi",
+            "1.2.3",
+            "1e",
+            "1e+-3",
+            "0x10",
+            "1MiB",
+            "64MB",
+            " 1",
             "1٣",
+            "1e9223372036854775808",
         ] {
             assert_eq!(wrong.parse::<Bytes>(), Err(QuantityError::Malformed), "{wrong:?}");
         }
-        for large in ["99Ei", "18446744073709551616", "18446744073709551615Ki", "99999999999999999999"] {
+        for large in [
+            "99Ei",
+            "18446744073709551616",
+            "18446744073709551615Ki",
+            "99999999999999999999",
+            "1e20",
+            "1e99",
+            "1e2147483648",
+            "0.00001e25",
+            "18446744073709551615.1",
+            "15.99999999999999999999999999Ei",
+            "100000000000000000000000000000000000000000000000000",
+        ] {
             assert_eq!(large.parse::<Bytes>(), Err(QuantityError::TooLarge), "{large:?}");
         }
     }

@@ -35,7 +35,7 @@ pub const HANGS: Duration = Duration::from_secs(60);
 const TEST_HANGS: Duration = Duration::from_secs(600);
 
 /// Each legal form of a Kubernetes quantity, and its number of bytes: for tests of programs that accept bytes.
-pub const LEGAL_QUANTITIES: [(&str, u64); 18] = [
+pub const LEGAL_QUANTITIES: [(&str, u64); 21] = [
     ("0", 0),
     ("100663296", 96 << 20),
     ("96Mi", 96 << 20),
@@ -54,6 +54,9 @@ pub const LEGAL_QUANTITIES: [(&str, u64); 18] = [
     ("+1Ki", 1024),
     ("3Ti", 3 << 40),
     ("18446744073709551615", u64::MAX),
+    ("1e19", 10_000_000_000_000_000_000),
+    ("0000000000000000000000064Mi", 64 << 20),
+    ("1.0000000000000000000000Gi", 1 << 30),
 ];
 
 /// A temporary IPC directory, on tmpfs if there is one, because links live there.

@@ -41,6 +41,8 @@ mod tests {
             (json!(1e3), Some(1000)),
             (json!(4096), Some(4096)),
             (json!("99Ei"), Some(u64::MAX)),
+            (json!(1e19), Some(10_000_000_000_000_000_000)),
+            (json!("1e99"), Some(u64::MAX)),
             (json!("1MiB"), None),
             (json!({}), None),
         ] {
