@@ -408,6 +408,48 @@ fn claims_need_the_webhook_or_injection_by_hand() {
         unused["spec"]["resourceClaims"] = by_hand["spec"]["resourceClaims"].clone();
         policies.admit(&unused).expect_err(words);
     }
+    // Another claim, which a container uses, is not the one of the links.
+    for side in ["primary", "secondary"] {
+        for other in ["gpu", "d", "du-2", "xdu"] {
+            let mut with_other = pod(json!({"shmesh.io/links": links(side)}));
+            with_other["spec"]["resourceClaims"] = json!([{"name": "shmesh", "resourceClaimName": other}]);
+            with_other["spec"]["containers"][1]["resources"] = json!({"claims": [{"name": "shmesh"}]});
+            let broken = policies.admit(&with_other).expect_err(other);
+            assert!(broken[0].contains("scope claim needs the webhook"), "{broken:?}");
+        }
+    }
+    let by_hand = |side| {
+        let asked = pod(json!({"shmesh.io/links": links(side)}));
+        inject(&asked, "default", &Config::default()).unwrap().pod
+    };
+    let mut no_sidecar = by_hand("primary");
+    no_sidecar["spec"].as_object_mut().unwrap().remove("initContainers");
+    let broken = policies.admit(&no_sidecar).unwrap_err();
+    assert!(matches!(&broken[..], [one] if one.contains("the sidecar was not injected")), "{broken:?}");
+    let claim = json!([{"name": "shmesh"}]);
+    for (path, value, words) in [
+        ("hostPID", json!(true), "remove hostPID"),
+        ("hostIPC", json!(true), "remove hostIPC"),
+        (
+            "containers",
+            json!([{"name": "b", "resources": {"claims": claim}, "volumeMounts": [{"name": "v", "mountPath": "/dev/shm"}]}]),
+            "mounts something else",
+        ),
+        (
+            "containers",
+            json!([{"name": "b", "resources": {"claims": claim, "limits": {"shmesh.io/shm": "1"}}}]),
+            "two things at /dev/shm",
+        ),
+    ] {
+        let mut changed = by_hand("secondary");
+        changed["spec"][path] = value;
+        let broken = policies.admit(&changed).expect_err(words);
+        assert!(matches!(&broken[..], [one] if one.contains(words)), "{words}: {broken:?}");
+    }
+    let mut elsewhere = by_hand("secondary");
+    elsewhere["spec"]["containers"][1]["volumeMounts"] = json!([{"name": "v", "mountPath": "/dev/shm"}]);
+    elsewhere["spec"]["containers"][1]["env"] = json!([{"name": "SHMESH_DIR", "value": "/ipc"}]);
+    assert_eq!(policies.admit(&elsewhere).unwrap(), elsewhere);
     let mut of_template = pod(json!({"shmesh.io/share": "claim/ipc"}));
     of_template["spec"]["resourceClaims"] = json!([{"name": "ipc", "resourceClaimTemplateName": "t"}]);
     let by_hand = inject(&of_template, "default", &Config::default()).unwrap().pod;
