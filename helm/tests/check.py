@@ -203,21 +203,32 @@ def check_dra():
     mounts = {mount["name"]: mount for mount in plugin["volumeMounts"]}
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     expect(not {"device-plugins", "pod-resources"} & set(mounts), "dra: directories of the device plugin")
-    for name, path in (("plugins", "/var/lib/kubelet/plugins"), ("plugins-registry", "/var/lib/kubelet/plugins_registry")):
+    for name, path in (("driver", "/var/lib/kubelet/plugins/shmesh.io"), ("plugins-registry", "/var/lib/kubelet/plugins_registry")):
         expect(paths[name] == mounts[name]["mountPath"] == path, f"dra: {name} is not where the kubelet sees it")
         expect(not mounts[name].get("readOnly"), f"dra: {name} is read-only")
+    kinds = {volume["name"]: volume["hostPath"]["type"] for volume in spec["volumes"] if "hostPath" in volume}
+    expect(kinds["driver"] == "DirectoryOrCreate", "dra: the driver's directory is there from the first start")
+    others = [path for path in paths.values() if "/var/lib/kubelet/plugins/shmesh.io".startswith(f"{path}/")]
+    expect(not others, f"dra: {others} has the mounts of other drivers, which this pod would keep busy")
     expect(mounts["claims"]["mountPath"] == "/host/dev/shm/shmesh-claims", "dra: the directory of claims")
     env = {one["name"]: one for one in plugin["env"]}
     expect(env["SHMESH_NODE"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName", "dra: the name of the node")
     expect(env["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid", "dra: the uid of the pod")
     expect("api" in mounts and not plugin["securityContext"].get("privileged"), "dra: a token, and no privileges")
+    rights = {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}
+    expect(plugin["securityContext"]["capabilities"] == rights, "dra: what other users made cannot be removed")
+    none = [each["name"] for each in spec["initContainers"] + spec["containers"] if each["securityContext"]["capabilities"] == {"drop": ["ALL"]}]
+    expect(none == ["prepare", "identity"], f"dra: capabilities of others than the driver: {none}")
+    for key in ("runAsUser", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "seccompProfile"):
+        with_plugins = container(named(objects(render({})), "DaemonSet")["spec"]["template"], "plugin")["securityContext"]
+        expect(plugin["securityContext"][key] == with_plugins[key], f"dra: {key} is not as with the device plugin")
     rules = {rule["resources"][0]: rule for rule in named(found, "ClusterRole", "shmesh-plugin-dra")["rules"]}
     expect(rules["resourceclaims"]["verbs"] == ["get"], "dra: claims are read one by one")
-    expect(set(rules["resourceclaims/status"]["verbs"]) == {"update", "patch"}, "dra: the status of claims")
-    granular = {"associated-node:update", "associated-node:patch"}
+    expect(rules["resourceclaims/status"]["verbs"] == ["patch"], "dra: the status of claims")
+    granular = {"associated-node:patch"}
     expect(set(rules["resourceclaims/driver"]["verbs"]) == granular, "dra: the driver's part of the status")
     expect(rules["resourceclaims/driver"]["resourceNames"] == ["shmesh.io"], "dra: the status of other drivers")
-    slices = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
+    slices = {"get", "list", "watch", "create", "patch", "delete"}
     expect(set(rules["resourceslices"]["verbs"]) == slices, "dra: slices")
     expect(rules["nodes"]["verbs"] == ["get"] and len(rules) == 5, f"dra: more rights than are known here: {list(rules)}")
     classes = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "DeviceClass"}
@@ -499,12 +510,13 @@ def check_e2e(plugin):
 def known_metrics():
     """Names of all metrics, from the code that registers them: a name, its kind, and its unit."""
     names = set()
-    sources = {
-        "shmesh_sidecar": ROOT / "sidecar/src/metrics.rs",
-        "shmesh_plugin": ROOT / "plugin/src/metrics.rs",
-        "shmesh_injector": ROOT / "plugin/injector/src/webhook/metrics.rs",
-    }
-    for prefix, file in sources.items():
+    sources = [
+        ("shmesh_sidecar", ROOT / "sidecar/src/metrics.rs"),
+        ("shmesh_plugin", ROOT / "plugin/src/metrics.rs"),
+        ("shmesh_plugin", ROOT / "plugin/src/domain/claim_metrics.rs"),
+        ("shmesh_injector", ROOT / "plugin/injector/src/webhook/metrics.rs"),
+    ]
+    for prefix, file in sources:
         text = file.read_text()
         found = re.findall(r'register(_with_unit)?\(\s*"(\w+)"', text)
         found += [("", name) for name in re.findall(r'encode_descriptor\("(\w+)"', text)]
