@@ -8,17 +8,16 @@ use shmesh::config::{PodLink, Position, Scope, pod_links};
 
 use crate::config::Config;
 use crate::manifest::{ManifestError, OutputFormat, PodName, visit_pods, written};
-use crate::plan::read;
-use crate::pod_claims::{check_name, has_own_users};
+use crate::plan::{Plan, read};
+use crate::pod_claims::{REQUEST, check_name, has_own_users};
 use crate::refusal::Refusal;
+use crate::share::Share;
 use shmesh_sys::quantity::Bytes;
 
 /// The DeviceClass of the chart whose devices are directories.
 const CLASS: &str = "shmesh-domain";
 /// API version of the parameters, whatever the driver is called.
 const API_VERSION: &str = "shmesh.io/v1alpha1";
-/// Name of the claim's only request.
-const REQUEST: &str = "domain";
 /// Step of the capacity of a directory.
 const STEP: u64 = 2 << 20;
 /// Limit of the API server for the parameters of a driver.
@@ -34,7 +33,8 @@ pub enum ClaimKind {
 }
 
 /// Writes a claim for the links of each pod and pod template of a text: of those in scope `claim/<name>` under that name, of
-/// all others under `name`, or else the name of the object.
+/// all others under `name`, or else the name of the object. The pods are checked as [`inject`](crate::inject) checks them, with these
+/// scopes. Pods of one claim share it; each pod of a template has its own, so that a template is for the largest of them.
 ///
 /// # Errors
 /// A document cannot be parsed, a pod is refused, or no pod asks for links or a claim.
@@ -61,9 +61,10 @@ pub fn claims(
     kind: ClaimKind,
     form: OutputFormat,
 ) -> Result<(String, Vec<String>), ManifestError> {
-    let mut needs = ClaimNeeds { config, name, claims: BTreeMap::new() };
+    let mut needs =
+        ClaimNeeds { config, name, kind, is_name_used: false, warnings: Vec::new(), claims: BTreeMap::new() };
     let mut refused = Vec::new();
-    let warnings = visit_pods(text, namespace, config, |pod, named| {
+    let mut warnings = visit_pods(text, namespace, config, |pod, named| {
         if let Err(refusal) = needs.add(pod, named) {
             refused.push((named.shown.to_owned(), refusal));
         }
@@ -76,6 +77,13 @@ pub fn claims(
             links: config.annotation("links"),
             share: config.annotation("share"),
         });
+    }
+    if let (Some(name), false) = (name, needs.is_name_used) {
+        return Err(ManifestError::UnusedClaimName { name: name.to_owned() });
+    }
+    warnings.append(&mut needs.warnings);
+    if kind == ClaimKind::Claim {
+        needs.claims.iter().for_each(|((_, claim), need)| warnings.extend(need.without_primary(claim)));
     }
     let objects = needs.claims.iter().map(|((namespace, name), need)| {
         object(namespace, name, need, config, kind)
@@ -92,25 +100,75 @@ struct ClaimNeed {
     has_own_users: bool,
 }
 
+impl ClaimNeed {
+    /// Returns what the links need.
+    fn bytes(&self) -> u64 {
+        self.links.values().map(|(link, _)| link.config.segment_bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// Returns a warning for each link of which the pods have the secondary only.
+    fn without_primary(&self, claim: &str) -> Vec<String> {
+        let is_without = |link: &&PodLink| !link.is_kept_here();
+        let warning = |link: &PodLink| {
+            format!(
+                "claim {claim}: link {} has no primary in these pods, so its bytes are those of the secondary; give the command \
+                 the pods of both sides",
+                link.config.name
+            )
+        };
+        self.links.values().map(|(link, _)| link).filter(is_without).map(warning).collect()
+    }
+}
+
 /// The needs of all pods in a text, by claim.
 struct ClaimNeeds<'a> {
     config: &'a Config,
     /// Name of the claim for links in no claim.
     name: Option<&'a str>,
+    kind: ClaimKind,
+    is_name_used: bool,
+    warnings: Vec<String>,
     /// By namespace and name of the claim.
     claims: BTreeMap<(String, String), ClaimNeed>,
 }
 
 impl ClaimNeeds<'_> {
     fn add(&mut self, pod: &Value, named: PodName<'_>) -> Result<(), Refusal> {
-        let share = self.config.annotation("share");
-        if let Some(claim) = read(pod, &share)?.and_then(|text| text.trim().strip_prefix("claim/")) {
-            self.need(pod, named, claim)
-                .map_err(|(what, remedy)| Refusal::new(&share, Position::default(), "claim", what, remedy))?;
-        }
         let annotation = self.config.annotation("links");
-        let Some(text) = read(pod, &annotation)? else { return Ok(()) };
-        let links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
+        let text = read(pod, &annotation)?;
+        let shared = read(pod, &self.config.annotation("share"))?;
+        // A pool that is shared needs no claim, and its name may be known elsewhere only.
+        if shared.is_some_and(|shared| shared.trim().starts_with("claim/") || text.is_some())
+            && let Some(share) = Share::of(pod, self.config)?
+        {
+            share.check()?;
+            if let Some(claim) = share.claim() {
+                self.need(pod, named, claim).map_err(|(what, remedy)| {
+                    Refusal::new(&share.annotation, Position::default(), "claim", what, remedy)
+                })?;
+            }
+            return Ok(());
+        }
+        let Some(text) = text else { return Ok(()) };
+        let mut links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
+        let is_named = |link: &PodLink| matches!(link.scope, Scope::Claim(_));
+        let are_named = links.iter().all(is_named);
+        for link in links.iter_mut().filter(|link| !is_named(link)) {
+            let claim = self.name.unwrap_or(named.object);
+            check_name(claim).map_err(|(what, remedy)| {
+                let what = format!("link {}: {what}", link.config.name);
+                let remedy = self.name.map_or("give the claim a name by -n NAME".to_owned(), |_| remedy);
+                Refusal::new(&annotation, link.places.link, "claim", what, remedy)
+            })?;
+            link.scope = Scope::Claim(claim.to_owned());
+            self.is_name_used = true;
+        }
+        // As the pod will be, with its links in claims.
+        let mut plan = Plan::of_links(pod, named.namespace, self.config, links.clone())?;
+        if are_named {
+            plan.size()?;
+        }
+        plan.check()?;
         // The same text as it is written, for the parameters.
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { enforce_alias_anchor_ratio: false },
@@ -124,17 +182,18 @@ impl ClaimNeeds<'_> {
                 let remedy = "write each link as a map of keys and plain values";
                 Refusal::new(&annotation, Position::default(), "annotation", what, remedy)
             })?;
+        let before = match self.kind {
+            ClaimKind::Claim => BTreeMap::new(),
+            ClaimKind::Template => std::mem::take(&mut self.claims),
+        };
         for (link, mut value) in links.into_iter().zip(values) {
-            let claim = match &link.scope {
-                Scope::Claim(name) => name.as_str(),
-                Scope::Pod | Scope::Pool(_) => self.name.unwrap_or(named.object),
-            };
+            let Scope::Claim(claim) = link.scope.clone() else { continue };
             let link_name = link.config.name.to_string();
             let at = link.places.link;
             let refuse = |(what, remedy): (String, String)| {
                 Refusal::new(&annotation, at, "claim", format!("link {link_name}: {what}"), remedy)
             };
-            let need = self.need(pod, named, claim).map_err(refuse)?;
+            let need = self.need(pod, named, &claim).map_err(refuse)?;
             for key in ["scope", "side", "containers"] {
                 value.remove(key);
             }
@@ -157,6 +216,32 @@ impl ClaimNeeds<'_> {
                 }
             }
         }
+        if self.kind == ClaimKind::Template {
+            self.keep_larger(named, before).map_err(|(what, remedy)| {
+                Refusal::new(&annotation, Position::default(), "claim", what, remedy)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the larger of what this pod needs of each template and what those before it do: each has a claim of its own.
+    fn keep_larger(
+        &mut self,
+        named: PodName<'_>,
+        before: BTreeMap<(String, String), ClaimNeed>,
+    ) -> Result<(), (String, String)> {
+        for ((_, claim), need) in &self.claims {
+            self.warnings.extend(
+                need.without_primary(claim).iter().map(|warning| format!("{}: {warning}", named.shown)),
+            );
+        }
+        for (key, need) in before {
+            match self.claims.get(&key) {
+                Some(here) if here.has_own_users != need.has_own_users => return Err(two_mounts(&key.1)),
+                Some(here) if here.bytes() > need.bytes() => {}
+                _ => drop(self.claims.insert(key, need)),
+            }
+        }
         Ok(())
     }
 
@@ -172,22 +257,27 @@ impl ClaimNeeds<'_> {
         let new = || ClaimNeed { links: BTreeMap::new(), has_own_users };
         let need = self.claims.entry((named.namespace.to_owned(), claim.to_owned())).or_insert_with(new);
         if need.has_own_users != has_own_users {
-            let what = format!(
-                "claim {claim} is for pods with hostUsers: false and for others, and it has one mount for all"
-            );
-            return Err((what, "give all of its pods the same hostUsers, or two claims".to_owned()));
+            return Err(two_mounts(claim));
         }
         Ok(need)
     }
 }
 
+fn two_mounts(claim: &str) -> (String, String) {
+    let what = format!(
+        "claim {claim} is for pods with hostUsers: false and for others, and it has one mount for all"
+    );
+    (what, "give all of its pods the same hostUsers, or two claims".to_owned())
+}
+
 fn object(
     namespace: &str,
     name: &str,
-    ClaimNeed { links, has_own_users }: &ClaimNeed,
+    need: &ClaimNeed,
     config: &Config,
     kind: ClaimKind,
 ) -> Result<Value, String> {
+    let ClaimNeed { links, has_own_users } = need;
     let mut request = json!({ "deviceClassName": CLASS });
     let mut devices = json!({});
     let mut parameters = json!({ "apiVersion": API_VERSION, "kind": "DomainConfig" });
@@ -195,7 +285,7 @@ fn object(
         parameters["userNamespaces"] = "always".into();
     }
     if !links.is_empty() {
-        let bytes = links.values().map(|(link, _)| link.config.segment_bytes()).fold(0, u64::saturating_add);
+        let bytes = need.bytes();
         let bytes = bytes.checked_next_multiple_of(STEP).unwrap_or(bytes);
         request["capacity"] = json!({ "requests": { "bytes": Bytes(bytes).to_string() } });
         parameters["links"] = links.values().map(|(_, value)| value.clone()).collect();
@@ -260,19 +350,39 @@ spec:
         shmesh.io/links: |
           - {name: a, scope: claim/du, side: secondary, pools: {cpu_msg: {pool_len: 8}}}
           - {name: b, scope: claim/du, side: primary, backing: memfd}
-          - {name: inner}
+    spec: {containers: [{name: mac}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: l3, namespace: radio}
+spec:
+  template:
+    metadata: {annotations: {shmesh.io/links: '- {name: inner}'}}
     spec: {containers: [{name: mac}]}
 ";
 
     fn made(text: &str, name: Option<&str>, kind: ClaimKind) -> Vec<Value> {
+        let (all, warnings) = made_with_warnings(text, name, kind);
+        assert_eq!(warnings, [""; 0]);
+        all
+    }
+
+    fn made_with_warnings(text: &str, name: Option<&str>, kind: ClaimKind) -> (Vec<Value>, Vec<String>) {
         let (text, warnings) =
             claims(text, "default", name, &Config::default(), kind, OutputFormat::Json).unwrap();
-        assert_eq!(warnings, [""; 0]);
         let value: Value = serde_json::from_str(&text).unwrap();
-        match value.get("items") {
+        let all = match value.get("items") {
             Some(items) => items.as_array().unwrap().clone(),
             None => vec![value],
-        }
+        };
+        (all, warnings)
+    }
+
+    fn pod(name: &str, links: &str, spec: &str) -> String {
+        format!(
+            "---\nkind: Pod\nmetadata: {{name: {name}, annotations: {{shmesh.io/links: '{links}'}}}}\n\
+             spec: {{containers: [{{name: a}}]{spec}}}\n"
+        )
     }
 
     fn refused(text: &str) -> String {
@@ -321,7 +431,7 @@ spec:
             let typed: ResourceClaim = serde_json::from_value(claim.clone()).unwrap();
             assert_eq!(serde_json::to_value(&typed).unwrap(), claim, "no key is unknown");
         }
-        for template in made(PODS, None, ClaimKind::Template) {
+        for template in made_with_warnings(PODS, None, ClaimKind::Template).0 {
             let typed: ResourceClaimTemplate = serde_json::from_value(template.clone()).unwrap();
             assert_eq!(serde_json::to_value(&typed).unwrap(), template, "no key is unknown");
         }
@@ -333,7 +443,7 @@ spec:
             let all = made(PODS, name, ClaimKind::Claim);
             all.iter().map(|claim| claim["metadata"]["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
-        assert_eq!(names(None), ["du", "l2"]);
+        assert_eq!(names(None), ["du", "l3"]);
         let all = made(PODS, Some("du"), ClaimKind::Claim);
         assert_eq!(
             all[0]["spec"]["devices"]["config"][0]["opaque"]["parameters"]["links"][2]["name"],
@@ -366,6 +476,117 @@ spec:
         let copied = &claim["spec"]["devices"]["config"][0]["opaque"]["parameters"]["links"];
         assert_eq!(copied.as_array().unwrap().len(), 151);
         assert_eq!(copied[150], json!({"name": "b99", "pools": {"cpu_msg": {"pool_len": 16}}}));
+    }
+
+    #[test]
+    fn link_without_primary_is_warned_of() {
+        let secondary = pod(
+            "p",
+            "[{name: a, scope: claim/du, side: secondary}, {name: b, scope: claim/du, side: primary}]",
+            "",
+        );
+        let (_, warnings) = made_with_warnings(&secondary, None, ClaimKind::Claim);
+        assert!(
+            matches!(&warnings[..], [one] if one.starts_with("claim du: link a has no primary in these pods")),
+            "{warnings:?}"
+        );
+        let primary = pod("q", "[{name: a, scope: claim/du, side: primary}]", "");
+        made(&(secondary.clone() + &primary), None, ClaimKind::Claim);
+        let (_, warnings) = made_with_warnings(&(secondary + &primary), None, ClaimKind::Template);
+        assert!(
+            matches!(&warnings[..], [one] if one.starts_with("Pod default/p: claim du: link a has no primary")),
+            "the claim of each pod is its own: {warnings:?}"
+        );
+    }
+
+    #[test]
+    fn template_is_for_the_largest_of_its_pods() {
+        let of = |name: &str, len: u32| {
+            pod(
+                name,
+                &format!(
+                    "[{{name: a, scope: claim/ipc, side: primary, pools: {{cpu_msg: {{pool_len: {len}}}}}}}]"
+                ),
+                "",
+            )
+        };
+        let (small, large) = (of("p", 16), of("q", 4096));
+        let bytes = |text: &str| {
+            let [template] = &made(text, None, ClaimKind::Template)[..] else { panic!() };
+            let devices = &template["spec"]["spec"]["devices"];
+            let len =
+                devices["config"][0]["opaque"]["parameters"]["links"][0]["pools"]["cpu_msg"]["pool_len"]
+                    .clone();
+            (devices["requests"][0]["exactly"]["capacity"]["requests"]["bytes"].clone(), len)
+        };
+        assert_eq!(bytes(&(small.clone() + &large)), bytes(&large));
+        assert_eq!(bytes(&(large.clone() + &small)), bytes(&large));
+        assert_ne!(bytes(&small), bytes(&large));
+        assert!(refused(&(small + &large)).contains("has two primaries of it"));
+        let share = |name: &str, users| {
+            format!(
+                "---\nkind: Pod\nmetadata: {{name: {name}, annotations: {{shmesh.io/share: claim/ipc}}}}\n\
+                 spec: {{hostUsers: {users}, containers: [{{name: a}}]}}\n"
+            )
+        };
+        let text = share("p", false) + &large;
+        let error =
+            claims(&text, "default", None, &Config::default(), ClaimKind::Template, OutputFormat::Yaml);
+        assert!(error.unwrap_err().to_string().contains("give all of its pods the same hostUsers"));
+    }
+
+    #[test]
+    fn what_the_injector_refuses_is_refused() {
+        let in_claim = "- {name: a, scope: claim/du, side: primary}";
+        for (text, words) in [
+            (pod("p", in_claim, ", hostIPC: true"), "remove hostIPC"),
+            (pod("p", "- name: a", ", hostIPC: true"), "remove hostIPC"),
+            (pod("p", "- {name: a, containers: [x]}", ""), "there is no container \"x\""),
+            (
+                pod("p", in_claim, ", resourceClaims: [{name: du, resourceClaimName: gpu}]"),
+                "du for the claim gpu",
+            ),
+            (
+                pod("p", "- name: a", ", resourceClaims: [{name: p, resourceClaimName: gpu}]"),
+                "p for the claim gpu",
+            ),
+            (
+                pod("p", in_claim, "").replace("annotations: {", "annotations: {shmesh.io/share: claim/du, "),
+                "is there too",
+            ),
+            (
+                pod("p", in_claim, "").replace("annotations: {", "annotations: {shmesh.io/size: 64Mi, "),
+                "no link has scope pod",
+            ),
+        ] {
+            let said = refused(&text);
+            assert!(said.starts_with("Pod default/p: ") && said.contains(words), "{text}: {said}");
+        }
+        // Sizes and pools of today's scope are not in the way.
+        let sized =
+            pod("p", "- name: a", "").replace("annotations: {", "annotations: {shmesh.io/size: 64Mi, ");
+        made(&sized, None, ClaimKind::Claim);
+        made(&pod("p", "- {name: a, scope: pool/elsewhere, side: primary}", ""), None, ClaimKind::Claim);
+        made(
+            &(pod("p", "- name: a", "")
+                + "---\nkind: Pod\nmetadata: {name: q, annotations: {shmesh.io/share: elsewhere}}\n"),
+            None,
+            ClaimKind::Claim,
+        );
+    }
+
+    #[test]
+    fn names_that_are_none_or_unused_have_a_remedy() {
+        for object in ["{generateName: du-", "{name: Du", "{namespace: x"] {
+            let text = pod("p", "- name: a", "").replace("{name: p", object);
+            let said = refused(&text);
+            assert!(said.contains("give the claim a name by -n NAME"), "{said}");
+            made(&text, Some("du"), ClaimKind::Claim);
+        }
+        let text = pod("p", "- {name: a, scope: claim/du, side: primary}", "");
+        let error =
+            claims(&text, "default", Some("du"), &Config::default(), ClaimKind::Claim, OutputFormat::Yaml);
+        assert!(error.unwrap_err().to_string().starts_with("-n du: every link names its claim"));
     }
 
     #[test]

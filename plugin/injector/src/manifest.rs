@@ -62,6 +62,12 @@ pub enum ManifestError {
         /// Key of the annotation that names what is shared.
         share: String,
     },
+    /// The name is for links in no claim, and there are none.
+    #[error("-n {name}: every link names its claim by scope claim/<name>, and shares do too; remove -n")]
+    UnusedClaimName {
+        /// The value of `-n`.
+        name: String,
+    },
     /// A claim is larger than the API server accepts.
     #[error("claim {claim}: {what}")]
     ClaimTooLarge {

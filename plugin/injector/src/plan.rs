@@ -83,6 +83,24 @@ impl<'a> Plan<'a> {
             Some(text) => text,
         };
         let links = pod_links(text).map_err(|error| Refusal::of_text(&annotation, &error))?;
+        let mut plan = Self::of_links(pod, namespace, config, links)?;
+        plan.size()?;
+        Ok(Some(plan))
+    }
+
+    /// Plans links, whatever the annotation for their size.
+    pub(crate) fn of_links(
+        pod: &'a Value,
+        namespace: &'a str,
+        config: &'a Config,
+        links: Vec<PodLink>,
+    ) -> Result<Self, Refusal> {
+        let annotation = config.annotation("links");
+        let claims = links.iter().filter_map(|link| match &link.scope {
+            Scope::Claim(claim) => Some(claim.clone()),
+            Scope::Pod | Scope::Pool(_) => None,
+        });
+        let claims = PodClaims::new(claims);
         let chosen = chosen(pod, config, |container| !container.is_init)?;
         let mut plan = Self {
             pod,
@@ -91,15 +109,20 @@ impl<'a> Plan<'a> {
             annotation,
             links: Vec::with_capacity(links.len()),
             directories: BTreeMap::new(),
-            claims: PodClaims::default(),
+            claims,
             kept: None,
             memory: MemoryPlan::default(),
         };
         for link in links {
             plan.add(link, &chosen)?;
         }
-        plan.size()?;
-        Ok(Some(plan))
+        Ok(plan)
+    }
+
+    /// Returns the memory limit of the sidecar, in whole MiB; `None` if Kubernetes cannot count so many bytes.
+    pub(crate) fn sidecar_memory(&self) -> Option<u64> {
+        let needed = self.memory.charged().saturating_add(self.config.sidecar.memory.0);
+        needed.checked_next_multiple_of(1 << 20).filter(|bytes| i64::try_from(*bytes).is_ok())
     }
 
     fn add(&mut self, link: PodLink, chosen: &BTreeSet<String>) -> Result<(), Refusal> {
@@ -164,7 +187,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Determines the size of the pod's own directory from the links or the annotation.
-    fn size(&mut self) -> Result<(), Refusal> {
+    pub(crate) fn size(&mut self) -> Result<(), Refusal> {
         let key = self.config.annotation("size");
         let refuse = |reason, what: String, remedy: String| {
             Err(Refusal::new(&key, Position::default(), reason, what, remedy))

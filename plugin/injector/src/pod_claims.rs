@@ -1,6 +1,6 @@
 //! ResourceClaims in a pod: the entry that names the claim, and the containers that use it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -11,6 +11,8 @@ use crate::pod::{self, Container, SHM_DIR};
 const LIST: &str = "/spec/resourceClaims";
 /// Name of an entry that the injector adds; others get a number.
 const ENTRY: &str = "shmesh";
+/// Name of the request for the directory in claims that `shmesh-plugin claim` prints.
+pub(crate) const REQUEST: &str = "domain";
 /// Maximum length of the name of a ResourceClaim.
 const MAX_NAME_BYTES: usize = 253;
 
@@ -19,9 +21,16 @@ const MAX_NAME_BYTES: usize = 253;
 pub(crate) struct PodClaims {
     /// The pod's own name of each claim, and whether the pod has that entry already.
     entries: BTreeMap<String, (String, bool)>,
+    /// All claims of the annotation, none of which may be the name of another's entry.
+    asked: BTreeSet<String>,
 }
 
 impl PodClaims {
+    /// Creates an empty set, for the claims that the annotation names.
+    pub(crate) fn new(asked: impl IntoIterator<Item = String>) -> Self {
+        Self { entries: BTreeMap::new(), asked: asked.into_iter().collect() }
+    }
+
     /// Finds the pod's entry for a claim, or chooses a name for a new one; the error is the problem and the remedy.
     pub(crate) fn add(&mut self, pod: &Value, claim: &str) -> Result<(), (String, String)> {
         if self.entries.contains_key(claim) {
@@ -43,15 +52,18 @@ impl PodClaims {
         let there = of_template.or_else(|| pod::list(pod, LIST).find(is_of_claim));
         let entry = match there.and_then(|entry| pod::text(entry, "/name")) {
             Some(name) => (name.to_owned(), true),
-            None => (self.free_name(pod), false),
+            None => (self.free_name(pod, claim), false),
         };
         self.entries.insert(claim.to_owned(), entry);
         Ok(())
     }
 
-    fn free_name(&self, pod: &Value) -> String {
+    /// An entry is looked up by its name first, so that one with the name of another claim would be taken for that.
+    fn free_name(&self, pod: &Value, claim: &str) -> String {
         let is_taken = |name: &str| {
-            pod::named(pod, LIST, name).is_some() || self.entries.values().any(|(entry, _)| entry == name)
+            pod::named(pod, LIST, name).is_some()
+                || self.entries.values().any(|(entry, _)| entry == name)
+                || (name != claim && self.asked.contains(name))
         };
         let numbered = (2..).map(|number: u32| format!("{ENTRY}-{number}"));
         std::iter::once(ENTRY.to_owned()).chain(numbered).find(|name| !is_taken(name)).unwrap_or_default()
@@ -71,6 +83,24 @@ impl PodClaims {
             )
         };
         self.entries.keys().filter(|_| has_own_users(pod)).map(warning).collect()
+    }
+
+    /// Returns a warning if the container uses other requests of the claim only, of which none may be the directory.
+    pub(crate) fn warning_of(&self, claim: &str, container: &Container<'_>) -> Option<String> {
+        let name = self.entry(claim);
+        let uses: Vec<_> = pod::list(container.value, "/resources/claims")
+            .filter(|each| pod::text(each, "/name") == Some(name))
+            .map(|each| pod::text(each, "/request").unwrap_or(REQUEST))
+            .collect();
+        if uses.is_empty() || uses.contains(&REQUEST) {
+            return None;
+        }
+        Some(format!(
+            "container {} uses only {} of claim {claim}: unless that is its request for the directory, the container has no \
+             directory; add {{name: {name}, request: {REQUEST}}} to its resources.claims",
+            container.name(),
+            uses.join(", ")
+        ))
     }
 
     /// Adds the entries that the pod does not have.
@@ -154,6 +184,46 @@ mod tests {
         assert_eq!(entry(of_others, "du"), named("shmesh-3", false));
         let unclear = entry(json!([{"name": "du", "resourceClaimName": "gpu"}]), "du").unwrap_err();
         assert!(unclear.contains("du for the claim gpu"), "{unclear}");
+    }
+
+    #[test]
+    fn no_entry_has_the_name_of_another_claim() {
+        for asked in [["du", "shmesh"], ["shmesh", "du"], ["du", "shmesh-2"]] {
+            let mut claims = PodClaims::new(asked.map(str::to_owned));
+            let mut edit = Edit::new(pod(json!([])));
+            asked.iter().for_each(|claim| claims.add(&edit.pod, claim).unwrap());
+            claims.add_entries(&mut edit).unwrap();
+            let mut again = PodClaims::new(asked.map(str::to_owned));
+            for claim in asked {
+                again.add(&edit.pod, claim).unwrap();
+                assert_eq!(again.entries[claim], (claims.entry(claim).to_owned(), true), "{asked:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_requests_alone_are_warned_of() {
+        let warned = |uses: Value| {
+            let mut claims = PodClaims::default();
+            claims.add(&pod(json!([{"name": "x", "resourceClaimName": "du"}])), "du").unwrap();
+            let value = json!({"name": "phy", "resources": {"claims": uses}});
+            claims.warning_of("du", &Container { value: &value, is_init: false, index: 0 })
+        };
+        for fine in [
+            json!([]),
+            json!([{"name": "x"}]),
+            json!([{"name": "x", "request": "gpu"}, {"name": "x", "request": "domain"}]),
+            json!([{"name": "y", "request": "gpu"}]),
+        ] {
+            assert_eq!(warned(fine.clone()), None, "{fine}");
+        }
+        let warning =
+            warned(json!([{"name": "x", "request": "gpu"}, {"name": "x", "request": "slot"}])).unwrap();
+        assert!(
+            warning.starts_with("container phy uses only gpu, slot of claim du: ")
+                && warning.ends_with("add {name: x, request: domain} to its resources.claims"),
+            "{warning}"
+        );
     }
 
     #[test]

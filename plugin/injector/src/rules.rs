@@ -32,6 +32,11 @@ impl Plan<'_> {
         }
         self.check_existing()?;
         let mut warnings = self.claims.warnings(self.pod);
+        for container in pod::containers(self.pod) {
+            if let Some(Scope::Claim(claim)) = self.directories.get(container.name()) {
+                warnings.extend(self.claims.warning_of(claim, &container));
+            }
+        }
         if self.kept.is_some() {
             self.check_ports()?;
             self.check_users(&mut warnings)?;
@@ -89,9 +94,17 @@ impl Plan<'_> {
             }
         }
         let sees_processes = spec_is("shareProcessNamespace") || spec_is("hostPID");
-        if self.kept == Some(Scope::Pod) && self.config.agent_resource.is_empty() && !sees_processes {
+        // A pod that was injected by another release, whose nodes have it, keeps the resource.
+        let of_domain = format!("{}/", self.config.domain);
+        let has_service = pod::containers(self.pod).filter(Container::is_our_sidecar).any(|sidecar| {
+            let limits = sidecar.value.pointer("/resources/limits").and_then(Value::as_object);
+            limits.is_some_and(|limits| limits.keys().any(|resource| resource.starts_with(&of_domain)))
+        });
+        let has_none = self.config.agent_resource.is_empty() && !has_service && !sees_processes;
+        if self.kept == Some(Scope::Pod) && has_none {
             let what = "the sidecar cannot identify its clients: no agentResource gives it the node's identity service";
-            let remedy = "set spec.shareProcessNamespace, or have the operator set agentResource";
+            let remedy = "set spec.shareProcessNamespace, or with config.mode dra give the links scope claim/<name>; with the device \
+                          plugin, have the operator set agentResource";
             return Err(self.refuse(self.kept_place(), "identity", what, remedy));
         }
         Ok(())
@@ -110,6 +123,14 @@ impl Plan<'_> {
             let largest = kept.max_by_key(|planned| planned.link.config.segment_bytes());
             self.refuse(largest.map_or_else(Position::default, |p| p.link.places.link), "size", what, remedy)
         };
+        if self.kept.is_some() && self.sidecar_memory().is_none() {
+            let what = format!(
+                "the links of this pod have {}, and a container can have less than 8Ei of memory",
+                Bytes(bytes).rounded()
+            );
+            let remedy = format!("lower {}, a pool_len or buf_size_bytes", self.config.annotation("size"));
+            return Err(self.refuse(self.kept_place(), "size", what, remedy));
+        }
         if let Some(limit) = limits.of_pod(self.namespace).filter(|limit| bytes > limit.0) {
             return Err(over(limit, &format!("namespace {:?}", self.namespace)));
         }
@@ -286,7 +307,11 @@ impl Plan<'_> {
                         continue;
                     }
                 };
-                let remedy = "give the pod securityContext.runAsUser, or the link memory.file_mode \"0660\" and the pod fsGroup";
+                // A pool or a claim has a group.
+                let more = if planned.link.scope == Scope::Pod { " and the pod fsGroup" } else { "" };
+                let remedy = format!(
+                    "give the pod securityContext.runAsUser, or the link memory.file_mode \"0660\"{more}"
+                );
                 return Err(self.refuse(planned.link.places.link, "user", what, remedy));
             }
         }

@@ -46,7 +46,7 @@ impl<'a> Share<'a> {
         };
         let shared = match text.trim().strip_prefix("claim/") {
             Some(claim) => {
-                let mut claims = PodClaims::default();
+                let mut claims = PodClaims::new([claim.to_owned()]);
                 claims.add(pod, claim).map_err(refuse("claim"))?;
                 SharedDirectory::Claim(claim.to_owned(), claims)
             }
@@ -98,7 +98,12 @@ impl<'a> Share<'a> {
         }
         let Pool { name, mount_path, .. } = match &self.shared {
             SharedDirectory::Pool(pool) => pool,
-            SharedDirectory::Claim(_, claims) => return Ok(claims.warnings(self.pod)),
+            SharedDirectory::Claim(claim, claims) => {
+                let mut warnings = claims.warnings(self.pod);
+                warnings
+                    .extend(self.containers().filter_map(|container| claims.warning_of(claim, &container)));
+                return Ok(warnings);
+            }
         };
         let is_elsewhere = mount_path.trim_end_matches('/') != SHM_DIR;
         Ok(is_elsewhere
@@ -135,6 +140,14 @@ impl<'a> Share<'a> {
             return Err(self.refuse("size", what, format!("remove {size}")));
         }
         Ok(())
+    }
+
+    /// Returns the claim, if what is shared is one.
+    pub(crate) fn claim(&self) -> Option<&str> {
+        match &self.shared {
+            SharedDirectory::Pool(_) => None,
+            SharedDirectory::Claim(claim, _) => Some(claim),
+        }
     }
 
     fn containers(&self) -> impl Iterator<Item = Container<'a>> {

@@ -56,8 +56,8 @@ pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
 fn resources(plan: &Plan<'_>, scope: &Scope) -> Value {
     let settings = &plan.config.sidecar;
     let mut limits = Map::new();
-    // Rounded up to MiB for readability.
-    let memory = plan.memory.charged().saturating_add(settings.memory.0).next_multiple_of(1 << 20);
+    // More was refused.
+    let memory = plan.sidecar_memory().unwrap_or(u64::MAX);
     limits.insert("memory".into(), Bytes(memory).to_string().into());
     if plan.memory.huge > 0 {
         limits.insert("hugepages-2Mi".into(), Bytes(plan.memory.huge).to_string().into());

@@ -127,7 +127,12 @@ fn without_identity_service_a_shared_pid_namespace_is_required() {
     let text = "{ metadata: { annotations: { shmesh.io/links: '- name: a' } },
                   spec: { securityContext: { runAsUser: 7 }, containers: [{ name: a }] } }";
     let mut pod = object(text);
-    assert_eq!(inject(&pod, "default", &config).unwrap_err().reason, "identity");
+    let refusal = inject(&pod, "default", &config).unwrap_err();
+    assert_eq!(refusal.reason, "identity");
+    assert!(refusal.remedy.contains("give the links scope claim/<name>"), "{refusal}");
+    // Of a release whose nodes have the service.
+    let injected = inject(&pod, "default", &crate::support::config()).unwrap().pod;
+    assert_eq!(inject(&injected, "default", &config).unwrap().pod, injected);
     pod["spec"]["shareProcessNamespace"] = true.into();
     let limits =
         inject(&pod, "default", &config).unwrap().pod["spec"]["initContainers"][0]["resources"]["limits"]
@@ -208,6 +213,29 @@ fn claim_of_a_pod_with_a_user_namespace_needs_a_setting() {
         assert!(
             matches!(&warnings[..], [one] if one.contains("claim du must have userNamespaces: always")),
             "{warnings:?}"
+        );
+    }
+}
+
+#[test]
+fn container_with_another_request_of_the_claim_is_warned_of() {
+    for annotation in [("links", "- { name: a, scope: claim/du, side: primary }"), ("share", "claim/du")] {
+        let warnings = |request: &str| {
+            let pod = json!({
+                "metadata": {"annotations": {format!("shmesh.io/{}", annotation.0): annotation.1}},
+                "spec": {
+                    "securityContext": {"runAsUser": 1},
+                    "resourceClaims": [{"name": "du", "resourceClaimName": "du"}],
+                    "containers": [{"name": "a", "resources": {"claims": [{"name": "du", "request": request}]}}],
+                },
+            });
+            inject(&pod, "default", &config()).unwrap().warnings
+        };
+        assert_eq!(warnings("domain"), [""; 0]);
+        let warned = warnings("gpu");
+        assert!(
+            matches!(&warned[..], [one] if one.contains("container a uses only gpu of claim du")),
+            "{warned:?}"
         );
     }
 }

@@ -21,6 +21,8 @@ fn link(name: &'static str) -> impl Strategy<Value = Value> {
         Some("pool/wide"),
         Some("pool/none"),
         Some("claim/du"),
+        Some("claim/shmesh"),
+        Some("claim/shmesh-2"),
         Some("claim/Du"),
         Some("node"),
     ]);
@@ -126,7 +128,17 @@ fn pod() -> impl Strategy<Value = Value> {
 
 /// The pod shares a pool or a claim instead, or as well.
 fn sharing_pod() -> impl Strategy<Value = Value> {
-    let pool = mostly(vec!["radio", "claim/du", "wide", "closed", "none", "", "claim/", "pool/radio"]);
+    let pool = mostly(vec![
+        "radio",
+        "claim/du",
+        "claim/shmesh",
+        "wide",
+        "closed",
+        "none",
+        "",
+        "claim/",
+        "pool/radio",
+    ]);
     let library = mostly(vec![Some("posix"), None, None, None, Some("sysv")]);
     let preload = mostly(vec![
         json!(null),
