@@ -353,7 +353,7 @@ def check_config(plugin):
         registry, drivers = pathlib.Path(root, "plugins_registry"), pathlib.Path(root, "plugins")
         for path in (registry, drivers, pathlib.Path(root, "var/run/cdi"), pathlib.Path(root, "dev/shm")):
             path.mkdir(parents=True)
-        kubelet, dra = {"pluginsRegistryDir": str(registry)}, {"pluginsDir": str(drivers), "gids": {"first": 62000, "count": 4}}
+        kubelet, dra = {"pluginsRegistryDir": str(registry)}, {"pluginsDir": str(drivers), "attachments": 4, "gids": {"first": 62000, "count": 4}}
         values = {"config": {"mode": "dra", "kubelet": kubelet, "dra": dra, "pools": [POOL]}}
         text = named(objects(render(values)), "ConfigMap", "shmesh-plugin")["data"]["plugin.yaml"]
         file = pathlib.Path(root, "plugin.yaml")
