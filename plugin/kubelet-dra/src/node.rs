@@ -9,17 +9,20 @@ use std::time::Duration;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, warn};
 
 use crate::claims::Claims;
 use crate::driver::{ClaimRef, Driver, PreparedDevice};
 use crate::instance_lock::InstanceLock;
 
-/// Maximum number of claims that the driver works on at a time.
+/// Maximum number of claims that the driver prepares at a time, and of those that it reverts. These do not wait for those.
 const MAX_CONCURRENT: usize = 8;
 /// Time limit of a call. The kubelet gives up after 45 seconds, and then no claim of the call would have a result.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
+
+/// Time limit of reading a claim from the API server.
+const READ_LIMIT: Duration = Duration::from_secs(10);
 
 /// The result for each claim of a request, by its uid.
 pub(crate) type Results<T> = BTreeMap<String, Result<T, String>>;
@@ -31,7 +34,8 @@ pub(crate) struct Node<D, C> {
     driver: Arc<D>,
     claims: C,
     instance_lock: InstanceLock,
-    slots: Semaphore,
+    prepare_slots: Semaphore,
+    unprepare_slots: Semaphore,
     claim_locks: ClaimLocks,
 }
 
@@ -42,7 +46,8 @@ impl<D: Driver, C: Claims> Node<D, C> {
             driver,
             claims,
             instance_lock,
-            slots: Semaphore::new(MAX_CONCURRENT),
+            prepare_slots: Semaphore::new(MAX_CONCURRENT),
+            unprepare_slots: Semaphore::new(MAX_CONCURRENT),
             claim_locks: ClaimLocks::default(),
         }
     }
@@ -59,7 +64,7 @@ impl<D: Driver, C: Claims> Node<D, C> {
     pub(crate) async fn unprepare(self: &Arc<Self>, claims: Vec<ClaimRef>) -> Results<()> {
         let each = |node: Arc<Self>, wanted: ClaimRef| async move {
             let _claim = node.claim_locks.lock(&wanted.uid).await;
-            let _slot = node.slots.acquire().await;
+            let _slot = node.unprepare_slots.acquire().await;
             let _instance = node.lock_instance().await?;
             node.driver.unprepare(wanted).await
         };
@@ -68,10 +73,9 @@ impl<D: Driver, C: Claims> Node<D, C> {
 
     async fn prepare_one(&self, wanted: ClaimRef) -> Result<Vec<PreparedDevice>, String> {
         let _claim = self.claim_locks.lock(&wanted.uid).await;
-        let _slot = self.slots.acquire().await;
-        // Before the lock: another instance does not wait for the API server.
-        let found = self.claims.get(&wanted.namespace, &wanted.name).await?;
-        let claim = checked(&wanted, &self.driver_name, found)?;
+        // Before the slot and the lock: neither other claims nor another instance wait for the API server.
+        let claim = checked(&wanted, &self.driver_name, self.read(&wanted).await?)?;
+        let _slot = self.prepare_slots.acquire().await;
         let _instance = self.lock_instance().await?;
         let devices = self.driver.prepare(Arc::new(claim.clone())).await?;
         for device in &devices {
@@ -87,6 +91,15 @@ impl<D: Driver, C: Claims> Node<D, C> {
             }
         }
         Ok(devices)
+    }
+
+    async fn read(&self, wanted: &ClaimRef) -> Result<Option<ResourceClaim>, String> {
+        timeout(READ_LIMIT, self.claims.get(&wanted.namespace, &wanted.name)).await.unwrap_or_else(|_| {
+            Err(format!(
+                "claim {wanted} cannot be read from the API server: no answer within {} seconds; it is tried again when the kubelet asks again",
+                READ_LIMIT.as_secs()
+            ))
+        })
     }
 
     async fn lock_instance(&self) -> Result<Arc<std::fs::File>, String> {
@@ -234,6 +247,95 @@ mod tests {
         async fn get(&self, _: &str, _: &str) -> Result<Option<ResourceClaim>, String> {
             Ok(None)
         }
+    }
+
+    /// An API server that hangs, or answers with a claim of this driver if the name is `stuck`.
+    struct HangingClaims;
+
+    impl Claims for HangingClaims {
+        async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, String> {
+            if name != "stuck" {
+                std::future::pending::<()>().await;
+            }
+            let result =
+                serde_json::json!({"request": "r", "driver": "gpu.example.com", "pool": "p", "device": "d"});
+            let claim = serde_json::json!({
+                "metadata": {"namespace": namespace, "name": name, "uid": "stuck"},
+                "spec": {},
+                "status": {"allocation": {"devices": {"results": [result]}}},
+            });
+            serde_json::from_value(claim).map(Some).map_err(|error| error.to_string())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_are_reverted_while_the_api_server_hangs() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let lock = InstanceLock::new(directory.path().join("lock"));
+        let node = Arc::new(Node::new("gpu.example.com".into(), Arc::new(Slow), HangingClaims, lock));
+        let claim = |name: &str, uid: &str| ClaimRef {
+            namespace: "default".into(),
+            name: name.into(),
+            uid: uid.into(),
+        };
+        let began = Instant::now();
+        // More than are worked on at a time.
+        let unread = (0..20).map(|number| claim("unread", &format!("unread-{number}"))).collect();
+        let preparing = tokio::spawn({
+            let node = node.clone();
+            async move { node.prepare(unread).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(node.unprepare(vec![claim("good", "0")]).await["0"], Ok(()));
+        // Nor does a claim that can be read wait for them.
+        let read = node.prepare(vec![claim("stuck", "stuck")]).await;
+        assert_eq!((read["stuck"].clone(), began.elapsed()), (Ok(Vec::new()), Duration::from_secs(1)));
+        let results = preparing.await.expect("it does not panic");
+        assert_eq!((results.len(), began.elapsed()), (20, READ_LIMIT));
+        let text = "claim default/unread cannot be read from the API server: no answer within 10 seconds; it is tried again when the kubelet asks again";
+        assert!(results.values().all(|result| *result == Err(text.into())), "{results:?}");
+    }
+
+    /// A driver whose `prepare` does not end.
+    struct Stuck;
+
+    impl Driver for Stuck {
+        async fn prepare(&self, _: Arc<ResourceClaim>) -> Result<Vec<PreparedDevice>, String> {
+            std::future::pending().await
+        }
+
+        async fn unprepare(&self, _: ClaimRef) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    struct AnyClaim;
+
+    impl Claims for AnyClaim {
+        async fn get(&self, namespace: &str, name: &str) -> Result<Option<ResourceClaim>, String> {
+            let mut claim = HangingClaims.get(namespace, "stuck").await?.ok_or("it has one")?;
+            claim.metadata.uid = Some(name.to_owned());
+            Ok(Some(claim))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_are_reverted_while_all_slots_of_prepare_are_taken() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let lock = InstanceLock::new(directory.path().join("lock"));
+        let node = Arc::new(Node::new("gpu.example.com".into(), Arc::new(Stuck), AnyClaim, lock));
+        let claim = |name: String| ClaimRef { namespace: "default".into(), uid: name.clone(), name };
+        let claims = (0..=MAX_CONCURRENT).map(|number| claim(format!("c{number}"))).collect();
+        let preparing = tokio::spawn({
+            let node = node.clone();
+            async move { node.prepare(claims).await }
+        });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(node.prepare_slots.available_permits(), 0);
+        let began = Instant::now();
+        assert_eq!(node.unprepare(vec![claim("other".into())]).await["other"], Ok(()));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert!(preparing.await.expect("it does not panic").values().all(Result::is_err));
     }
 
     #[tokio::test(start_paused = true)]

@@ -70,7 +70,7 @@ pub async fn serve<D: Driver>(
         health,
         stop: stop.clone(),
     };
-    let mut servers = Servers::start(&settings, &services)?;
+    let mut servers = Some(Servers::start(&settings, &services).await?);
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
@@ -84,8 +84,8 @@ pub async fn serve<D: Driver>(
             unreachable.end().await;
         }
         let _ = fs::create_dir_all(&directory);
-        match Servers::start(&settings, &services) {
-            Ok(again) => servers = again,
+        match Servers::start(&settings, &services).await {
+            Ok(again) => servers = Some(again),
             Err(error) => warn!("{error}: {}; it is tried again", source_of(&error)),
         }
     }
@@ -109,28 +109,15 @@ struct Servers {
 
 impl Servers {
     /// The endpoint first: the kubelet calls it as soon as it sees the registration.
-    fn start<D: Driver, C: Claims>(
+    async fn start<D: Driver, C: Claims>(
         settings: &DriverSettings,
         services: &Services<D, C>,
-    ) -> Result<Option<Self>, ServeError> {
+    ) -> Result<Self, ServeError> {
         let listen =
             |path: PathBuf| SocketFile::listen(&path).map_err(|source| ServeError::Listen { path, source });
-        let remove =
-            |directory: PathBuf, matches: &dyn Fn(&str) -> bool| match remove_orphans(&directory, matches) {
-                Ok(names) => {
-                    for name in names {
-                        info!(
-                            "removed socket {name} of an instance that has ended, in {}",
-                            directory.display()
-                        );
-                    }
-                    Ok(())
-                }
-                Err(source) => Err(ServeError::Directory { path: directory, source }),
-            };
         // The registrations first: an endpoint that does not answer is worse than one that is not announced.
-        remove(settings.registry_dir.clone(), &|name| settings.is_registration(name))?;
-        remove(settings.driver_dir(), &|name| settings.is_endpoint(name))?;
+        remove_sockets(settings.registry_dir.clone(), |name| settings.is_registration(name)).await?;
+        remove_sockets(settings.driver_dir(), |name| settings.is_endpoint(name)).await?;
         let (endpoint, calls) = listen(settings.endpoint())?;
         let (registration, announcements) = listen(settings.registration())?;
         let router = || tonic::transport::Server::builder().max_concurrent_streams(MAX_STREAMS);
@@ -147,7 +134,7 @@ impl Servers {
             announcements,
             router().add_service(RegistrationServer::new(services.clone())),
         );
-        Ok(Some(Self { registration, endpoint }))
+        Ok(Self { registration, endpoint })
     }
 
     fn are_reachable(&self) -> bool {
@@ -158,6 +145,18 @@ impl Servers {
     async fn end(self) {
         self.registration.end().await;
         self.endpoint.end().await;
+    }
+}
+
+async fn remove_sockets(directory: PathBuf, matches: impl Fn(&str) -> bool) -> Result<(), ServeError> {
+    match remove_orphans(&directory, matches).await {
+        Ok(names) => {
+            for name in names {
+                info!("removed socket {name} of an instance that has ended, in {}", directory.display());
+            }
+            Ok(())
+        }
+        Err(source) => Err(ServeError::Directory { path: directory, source }),
     }
 }
 

@@ -3,10 +3,9 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 /// A listening socket. Dropping it removes the file, unless another file has taken its place.
 #[derive(Debug)]
@@ -56,7 +55,13 @@ fn file_id(path: &Path) -> Option<FileId> {
 }
 
 /// Removes sockets in a directory whose names match and on which no process listens. Returns their names.
-pub(crate) fn remove_orphans(directory: &Path, matches: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
+///
+/// A process that is stopped has a socket too: when as many connections wait for it as it allows, one more is refused for now
+/// (`EAGAIN`), where a connection of the standard library would wait.
+pub(crate) async fn remove_orphans(
+    directory: &Path,
+    matches: impl Fn(&str) -> bool,
+) -> io::Result<Vec<String>> {
     let mut removed = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -65,6 +70,7 @@ pub(crate) fn remove_orphans(directory: &Path, matches: impl Fn(&str) -> bool) -
             continue;
         }
         let refused = UnixStream::connect(entry.path())
+            .await
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
         if refused && fs::remove_file(entry.path()).is_ok() {
             removed.push(name);
@@ -86,11 +92,39 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(path("e-dead.sock")).expect("a socket"));
         fs::write(path("d-file.sock"), "").expect("a file");
         let removed =
-            remove_orphans(directory.path(), |name| name.starts_with("d-")).expect("it is readable");
+            remove_orphans(directory.path(), |name| name.starts_with("d-")).await.expect("it is readable");
         assert_eq!(removed, ["d-dead.sock"]);
         for kept in ["d-live.sock", "e-dead.sock", "d-file.sock"] {
             assert!(path(kept).exists(), "{kept}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_stopped_process_keeps_its_socket_and_nothing_waits_for_it() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("d-stopped.sock");
+        let socket = tokio::net::UnixSocket::new_stream().expect("a socket");
+        socket.bind(&path).expect("it is free");
+        let _listener = socket.listen(1).expect("it listens");
+        // Nothing accepts, so these stay.
+        let mut waiting = Vec::new();
+        let full = loop {
+            match UnixStream::connect(&path).await {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        // On a thread of its own: a connection that waits would hold up the test for ever.
+        let (done, result) = std::sync::mpsc::channel();
+        let looked_in = directory.path().to_owned();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let removed = runtime.expect("a runtime").block_on(remove_orphans(&looked_in, |_| true));
+            let _ = done.send(removed.expect("it is readable"));
+        });
+        let removed = result.recv_timeout(std::time::Duration::from_secs(20)).expect("it does not wait");
+        assert_eq!((removed, path.exists()), (Vec::new(), true));
     }
 
     #[tokio::test]

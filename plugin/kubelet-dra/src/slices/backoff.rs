@@ -1,5 +1,6 @@
 //! Delays that double, with an upper limit, and begin again after a quiet time.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -46,12 +47,11 @@ impl Backoff {
     }
 }
 
-/// Up to a quarter more, so that the nodes of a cluster do not come back at the same time.
-pub(super) fn with_jitter(delay: Duration) -> Duration {
-    let random = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |now| now.subsec_micros() % 1000);
-    delay + delay * random / 4000
+/// A random part of the time, so that the nodes of a cluster do not come back together.
+pub(super) fn up_to(longest: Duration) -> Duration {
+    // Each of these hashes nothing with keys of its own, which are random.
+    let random = RandomState::new().hash_one(());
+    longest.mul_f64(f64::from(u32::try_from(random >> 32).unwrap_or_default()) / 2f64.powi(32))
 }
 
 #[cfg(test)]
@@ -72,7 +72,15 @@ mod tests {
         assert_eq!(backoff.schedule(), None);
         backoff.begin();
         assert_eq!(backoff.schedule().map(|delay| delay.as_secs()), Some(2));
-        let delay = with_jitter(Duration::from_secs(4));
-        assert!((4..5).contains(&delay.as_secs()), "{delay:?}");
+    }
+
+    #[test]
+    fn random_delays_are_spread_over_the_whole_time() {
+        let mut quarters = [0; 4];
+        for _ in 0..4_000 {
+            quarters[usize::try_from(up_to(Duration::from_secs(4)).as_secs()).expect("it is small")] += 1;
+        }
+        // A thousand each, and a deviation of 27.
+        assert!(quarters.iter().all(|count| (700..1_300).contains(count)), "{quarters:?}");
     }
 }

@@ -15,7 +15,7 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::backoff::{Backoff, with_jitter};
+use super::backoff::{Backoff, up_to};
 use super::plan::{
     Adoption, Adoptions, PoolIdentity, Slices, canonical_devices, is_same_beside_devices, plan,
 };
@@ -25,12 +25,16 @@ use crate::settings::DriverSettings;
 
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Seconds after which the API server ends a watch, before jitter. It is then opened again, which is one request.
+/// Seconds after which the API server ends a watch: up to a quarter more, so that the watches of a cluster do not end together. It is
+/// then opened again, which is one request.
 const WATCH_SECONDS: u32 = 220;
 /// Time after which a watch is given up that the API server should have ended.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
-/// Delays after a request that failed.
-const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// Age from which a watch counts as one that worked. What ends earlier is opened again more and more seldomly.
+const WATCH_WORKS: Duration = Duration::from_secs(5);
+/// Upper limits of the delays after a request that failed, and of those after a watch that could not be opened or broke. The delays
+/// are random below them: all nodes of a cluster lose their watches at the same time when an API server restarts.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Delays before slices that were deleted are made again: a collection is deleted one by one.
 const AFTER_DELETION: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 /// Delays before slices that were edited are written again.
@@ -64,28 +68,38 @@ pub struct SlicePublisher {
     node: String,
     directory: PathBuf,
     state: watch::Sender<PublisherState>,
-    /// Uid of the Node object, until a deletion makes it doubtful.
+    /// Uid of the Node object, until a slice that is gone or has another owner makes it doubtful.
     node_uid: Option<String>,
     known: Slices,
     adoptions: Adoptions,
     generation: i64,
+    /// After lists and writes. It begins again when the slices are as they should be.
     retry: Backoff,
+    /// After watches, also before the list that replaces one. It begins again when a watch has worked.
+    reopen: Backoff,
     after_deletion: Backoff,
     after_edit: Backoff,
 }
 
-/// Why the slices must be listed again.
-enum ListAgain {
-    /// The watch cannot go on.
-    Now,
-    /// A request has failed.
-    After(Duration),
-}
+/// The slices must be listed again, after this delay.
+struct ListAgain(Duration);
 
 struct OpenWatch {
     events: Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<ResourceSlice>>> + Send>>,
-    /// When the API server should have ended it: a connection can die without a word.
+    opened: Instant,
+    /// When the API server ends it.
     end: Instant,
+}
+
+impl OpenWatch {
+    fn works(&self) -> bool {
+        self.opened.elapsed() >= WATCH_WORKS
+    }
+
+    /// The next event, or `None` at the end, also when that should have come: a connection can die without a word.
+    async fn next(&mut self) -> Option<kube::Result<WatchEvent<ResourceSlice>>> {
+        timeout_at(self.end + WATCH_GRACE, self.events.next()).await.unwrap_or(None)
+    }
 }
 
 impl SlicePublisher {
@@ -103,6 +117,7 @@ impl SlicePublisher {
             adoptions: Adoptions::new(),
             generation: 0,
             retry: Backoff::new(RETRY.0, RETRY.1),
+            reopen: Backoff::new(RETRY.0, RETRY.1),
             after_deletion: Backoff::new(AFTER_DELETION.0, AFTER_DELETION.1),
             after_edit: Backoff::new(AFTER_EDIT.0, AFTER_EDIT.1),
         }
@@ -144,9 +159,8 @@ impl SlicePublisher {
 
     async fn keep_published(&mut self, devices: &mut watch::Receiver<Vec<Device>>) {
         loop {
-            if let ListAgain::After(delay) = self.list_and_watch(devices).await {
-                sleep(with_jitter(delay)).await;
-            }
+            let ListAgain(delay) = self.list_and_watch(devices).await;
+            sleep(delay).await;
         }
     }
 
@@ -158,24 +172,42 @@ impl SlicePublisher {
         let params = ListParams::default().fields(&self.selector());
         let list = match limited("list resourceslices", self.slices.list(&params)).await {
             Ok(list) => list,
-            Err(error) => return self.failed(&error),
+            Err(error) => {
+                self.failed(&error);
+                return ListAgain(up_to(self.retry.delay()));
+            }
         };
         let mut version = list.metadata.resource_version.unwrap_or_default();
-        self.known.clear();
+        let before = std::mem::take(&mut self.known);
         list.items.into_iter().for_each(|slice| self.remember(slice));
+        if before.keys().any(|name| !self.known.contains_key(name)) {
+            // Perhaps the Node object was deleted, and made again.
+            self.node_uid = None;
+        }
         let mut due = Some(Instant::now());
-        let mut events: Option<OpenWatch> = None;
+        let mut watch: Option<OpenWatch> = None;
+        let mut open_at = Instant::now();
         loop {
-            if events.is_none() && due.is_none_or(|due| due > Instant::now()) {
+            let now = Instant::now();
+            if watch.is_none() && open_at <= now && due.is_none_or(|due| due > now) {
                 match self.open_watch(&version).await {
-                    Ok(opened) => events = Some(opened),
-                    Err(error) if error.is_expired => return ListAgain::Now,
-                    Err(error) => return self.failed(&error),
+                    Ok(opened) => {
+                        watch = Some(opened);
+                        if due.is_none() && self.state.borrow().error.is_some() {
+                            due = Some(Instant::now());
+                        }
+                    }
+                    Err(error) if error.is_expired => return ListAgain(up_to(self.reopen.delay())),
+                    Err(error) => {
+                        self.failed(&error);
+                        open_at = Instant::now() + up_to(self.reopen.delay());
+                    }
                 }
             }
+            let is_closed = watch.is_none();
             let next_event = async {
-                match &mut events {
-                    Some(watch) => timeout_at(watch.end, watch.events.next()).await.unwrap_or(None),
+                match &mut watch {
+                    Some(watch) => watch.next().await,
                     None => std::future::pending().await,
                 }
             };
@@ -198,13 +230,26 @@ impl SlicePublisher {
                         Ok(Some(delay)) => due = Some(earlier(due, Instant::now() + delay)),
                         Err(again) => return again,
                     },
-                    Some(Err(error)) => {
-                        debug!("the watch of slices failed: {}", text_of(&error));
-                        return ListAgain::After(self.retry.delay());
+                    ended => {
+                        let Some(ended_watch) = watch.take() else { continue };
+                        let works = ended_watch.works();
+                        if works {
+                            self.reopen.reset();
+                        }
+                        if let Some(Err(error)) = ended {
+                            debug!("the watch of slices failed: {}", text_of(&error));
+                            if !works {
+                                // It may be what comes after this version that cannot be read.
+                                return ListAgain(up_to(self.reopen.delay()));
+                            }
+                        }
+                        open_at = Instant::now();
+                        if open_at < ended_watch.end {
+                            open_at += up_to(self.reopen.delay());
+                        }
                     }
-                    // The API server ends watches after a while.
-                    None => events = None,
                 },
+                () = sleep_until(open_at), if is_closed => {}
                 () = changed => due = Some(Instant::now()),
                 () = sync_time => {
                     due = None;
@@ -213,11 +258,14 @@ impl SlicePublisher {
                     let wanted = devices.borrow_and_update().clone();
                     match self.sync(&wanted).await {
                         Ok(()) => self.retry.reset(),
-                        Err(error) if error.is_expired => return self.failed(&error),
-                        Err(error) => match self.failed(&error) {
-                            ListAgain::Now => return ListAgain::Now,
-                            ListAgain::After(delay) => due = Some(Instant::now() + with_jitter(delay)),
-                        },
+                        Err(error) => {
+                            self.failed(&error);
+                            let delay = up_to(self.retry.delay());
+                            if error.is_expired {
+                                return ListAgain(delay);
+                            }
+                            due = Some(Instant::now() + delay);
+                        }
                     }
                 }
             }
@@ -225,12 +273,15 @@ impl SlicePublisher {
     }
 
     async fn open_watch(&self, version: &str) -> Result<OpenWatch, RequestError> {
-        let seconds = with_jitter(Duration::from_secs(WATCH_SECONDS.into()));
+        let shortest = Duration::from_secs(WATCH_SECONDS.into());
+        let seconds = (shortest + up_to(shortest / 4)).as_secs();
         let params = WatchParams::default()
             .fields(&self.selector())
-            .timeout(u32::try_from(seconds.as_secs()).unwrap_or(WATCH_SECONDS));
+            .timeout(u32::try_from(seconds).unwrap_or(WATCH_SECONDS));
+        let asked = Instant::now();
         let events = limited("watch resourceslices", self.slices.watch(&params, version)).await?;
-        Ok(OpenWatch { events: Box::pin(events), end: Instant::now() + seconds + WATCH_GRACE })
+        let end = asked + Duration::from_secs(seconds);
+        Ok(OpenWatch { events: Box::pin(events), opened: Instant::now(), end })
     }
 
     /// Takes over an event. Returns the delay until the slices must be compared, if they must.
@@ -244,10 +295,9 @@ impl SlicePublisher {
                 *version = bookmark.metadata.resource_version;
                 Ok(None)
             }
-            WatchEvent::Error(status) if status.code == 410 => Err(ListAgain::Now),
             WatchEvent::Error(status) => {
                 debug!("the watch of slices failed: {}", status.message);
-                Err(ListAgain::After(self.retry.delay()))
+                Err(ListAgain(up_to(self.reopen.delay())))
             }
             WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
                 set_version(version, &slice);
@@ -280,6 +330,10 @@ impl SlicePublisher {
     }
 
     fn remember(&mut self, slice: ResourceSlice) {
+        let owners = slice.metadata.owner_references.as_deref().unwrap_or_default();
+        if !owners.iter().any(|owner| self.node_uid.as_ref() == Some(&owner.uid)) {
+            self.node_uid = None;
+        }
         self.generation = self.generation.max(slice.spec.pool.generation);
         self.known.insert(name_of(&slice).to_owned(), slice);
     }
@@ -376,15 +430,12 @@ impl SlicePublisher {
         Err(RequestError::new(&what, "the slice had fields of another writer".into()))
     }
 
-    fn failed(&mut self, error: &RequestError) -> ListAgain {
+    fn failed(&self, error: &RequestError) {
         warn!("slices of driver {} cannot be published: {}; it is tried again", self.driver, error.text);
         self.state.send_modify(|state| {
             state.published = false;
             state.error = Some(error.text.clone());
         });
-        // The uid of the node may be that of one which is gone.
-        self.node_uid = None;
-        ListAgain::After(self.retry.delay())
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
@@ -372,7 +374,104 @@ async fn a_node_that_is_made_again_owns_the_slices() {
     assert_eq!(publisher.state.borrow().writes, 1, "nothing is written for a node that does not exist");
     let uid = cluster.create_node();
     publisher.written(2).await;
-    assert_eq!(cluster.slices()[0].metadata.owner_references.as_ref().expect("one")[0].uid, uid);
+    let owner = || cluster.slices()[0].metadata.owner_references.as_ref().expect("one")[0].uid.clone();
+    assert_eq!(owner(), uid);
+    // Also when nothing of it was seen.
+    cluster.server.stop();
+    let name = cluster.slices()[0].metadata.name.clone().expect("a name");
+    cluster.server.delete::<Node>("", "n1").expect("it exists");
+    cluster.server.delete::<ResourceSlice>("", &name).expect("it exists");
+    let uid = cluster.create_node();
+    cluster.server.compact();
+    sleep(Duration::from_secs(100)).await;
+    cluster.server.resume();
+    publisher.written(3).await;
+    assert_eq!(owner(), uid);
+    publisher.end().await;
+}
+
+/// A client whose watches get the answer `code` while it is not 0. A watch that succeeds has no events, and ends at once.
+fn without_watches(client: Client, code: Arc<AtomicU16>) -> Client {
+    let send = move |request: http::Request<Body>| {
+        let (client, code) = (client.clone(), code.clone());
+        async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch="));
+            let mut answer = client.send(request).await?;
+            let status = code.load(Ordering::Relaxed);
+            if !is_watch || status == 0 {
+                return Ok::<_, kube::Error>(answer);
+            }
+            *answer.status_mut() = http::StatusCode::from_u16(status).expect("it is a status");
+            let text = format!(
+                r#"{{"kind": "Status", "status": "Failure", "message": "not now", "code": {status}}}"#
+            );
+            Ok(answer.map(|_| if status == 200 { Body::empty() } else { Body::from(text.into_bytes()) }))
+        }
+    };
+    Client::new(tower::service_fn(send), "default")
+}
+
+/// Random delays up to 30 seconds make one request in 15 seconds. In a minute there are some eight, and more in the beginning.
+const PER_MINUTE: u64 = 30;
+
+/// Without watches for so many minutes. The deviation of the number of requests is below three times the root of `minutes`.
+async fn requests_without_watches(minutes: u64) {
+    for (status, lists_again) in [(200, false), (429, false), (410, true)] {
+        let cluster = Cluster::new();
+        let code = Arc::new(AtomicU16::new(status));
+        let client = without_watches(cluster.server.client(AGENT), code.clone());
+        let mut publisher = RunningPublisher::start(client, cluster.root.path(), devices(1));
+        publisher.until(|state| state.writes == 1).await;
+        for (seconds, most) in [(60, PER_MINUTE), (60 * (minutes - 1), 2 * PER_MINUTE + 5 * minutes)] {
+            sleep(Duration::from_secs(seconds)).await;
+            let [watches, lists, gets] =
+                [Verb::Watch, Verb::List, Verb::Get].map(|verb| cluster.count(|it| it == verb));
+            assert!((4..most).contains(&watches), "{status}: {watches} watches");
+            let expected = if lists_again { watches..=watches + 1 } else { 1..=1 };
+            assert!(expected.contains(&lists), "{status}: {lists} lists, {watches} watches");
+            assert_eq!(gets, 1, "the owner of the slices has not changed");
+        }
+        code.store(0, Ordering::Relaxed);
+        sleep(Duration::from_secs(60)).await;
+        publisher.written(1).await;
+        cluster.wipe().await;
+        publisher.written(2).await;
+        publisher.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_fails_is_tried_more_and_more_seldomly() {
+    requests_without_watches(6).await;
+}
+
+#[tokio::test(start_paused = true)]
+#[ignore = "long: three hours of virtual time"]
+async fn a_watch_that_fails_for_an_hour_is_tried_more_and_more_seldomly() {
+    requests_without_watches(60).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_breaks_goes_on_where_it_was() {
+    let cluster = Cluster::new();
+    let mut publisher = cluster.publish(devices(1));
+    publisher.written(1).await;
+    for (outage, writes) in [(0, 1), (20, 1), (20, 2)] {
+        sleep(Duration::from_secs(10)).await;
+        cluster.server.clear_requests();
+        cluster.server.stop();
+        sleep(Duration::from_secs(outage)).await;
+        if writes == 2 {
+            let name = cluster.slices()[0].metadata.name.clone().expect("a name");
+            cluster.server.delete::<ResourceSlice>("", &name).expect("it exists");
+        }
+        cluster.server.resume();
+        sleep(Duration::from_secs(40)).await;
+        publisher.written(writes).await;
+        assert_eq!(cluster.count(|verb| verb == Verb::List), 0, "{:?}", cluster.server.requests());
+        assert_eq!(cluster.count(|verb| verb == Verb::Get), writes - 1, "only after the deletion");
+        assert!(cluster.count(|verb| verb == Verb::Watch) < PER_MINUTE);
+    }
     publisher.end().await;
 }
 
