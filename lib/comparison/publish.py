@@ -71,7 +71,7 @@ def run(rounds, seconds):
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, Linux {'.'.join(platform.release().split('.')[:2])}",
         "load": [round(value, 1) for value in os.getloadavg()],
         "rounds": rounds,
         "seconds": seconds,

@@ -65,7 +65,7 @@ pub enum Event {
     DriverDeregistered { driver: String, socket: String },
     /// The connection to an instance was made or has ended.
     DriverConnection { driver: String, socket: String, connected: bool },
-    /// The slices of the node were deleted; without a name, those of all drivers.
+    /// The slices of the node were deleted; without a name, the slices of all drivers.
     SlicesWiped { driver: String, deleted: usize },
     /// The kubelet called NodePrepareResources for claims, by their uids.
     PrepareCalled { driver: String, claims: Vec<String> },

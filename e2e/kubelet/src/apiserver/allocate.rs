@@ -25,7 +25,7 @@ type Id = (String, String, String);
 /// One way to satisfy a request.
 #[derive(Debug)]
 struct Wish<'a> {
-    /// The name of the request, with that of the subrequest after a slash.
+    /// The name of the request, or `REQUEST/SUBREQUEST`.
     name: String,
     class: &'a str,
     selectors: &'a [DeviceSelector],
@@ -298,7 +298,7 @@ fn tolerates(tolerations: &[DeviceToleration], taint: &DeviceTaint) -> bool {
         })
 }
 
-/// The devices that pods of a node can use: those of the newest generation of each pool, if all of its slices are there.
+/// The devices that pods of a node can use: the newest generation of each pool, if all of its slices are there.
 fn candidates<'a>(slices: &'a [ResourceSlice], node: &str) -> Vec<Candidate<'a>> {
     let mut pools: BTreeMap<(&str, &str), Vec<&ResourceSlice>> = BTreeMap::new();
     for slice in slices {

@@ -309,7 +309,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Deletes the slices of a node, or those of one driver, and returns their number.
+    /// Deletes the slices of a node, or of one driver on it, and returns their number.
     pub(crate) fn kubelet_wipe(&self, node: &str, driver: Option<&str>) -> Result<usize, ApiError> {
         let kind = kind_of::<k8s_openapi::api::resource::v1::ResourceSlice>()?;
         self.kubelet_request(Verb::DeleteCollection, kind.plural)?;

@@ -73,7 +73,7 @@ impl ClaimInfo {
         self.driver_state.keys()
     }
 
-    /// Adds a device to those of a driver; earlier ones stay, even if it is the same device.
+    /// Adds a device to the list of a driver; earlier entries stay, even if it is the same device.
     pub(crate) fn add_device(&mut self, driver: &str, device: Device) {
         let filled = |list: Vec<String>| Some(list).filter(|list| !list.is_empty());
         let device = DeviceState {

@@ -329,7 +329,7 @@ impl Plugins {
         });
     }
 
-    /// Deletes the slices of the node, or those of one driver, and tries until it succeeds.
+    /// Deletes the slices of the node, or of one driver on it, and tries until it succeeds.
     pub(crate) async fn wipe(&self, driver: Option<&str>) {
         let Some(server) = &self.server else { return };
         let mut pause = Duration::from_secs(1);

@@ -53,7 +53,7 @@ pub(crate) struct DriverScript {
 
 #[derive(Debug)]
 struct Inner {
-    /// The name of the instance in those of its sockets.
+    /// The name of the instance, which is part of the names of its sockets.
     name: String,
     script: Mutex<DriverScript>,
     prepared: Arc<Mutex<BTreeSet<String>>>,
