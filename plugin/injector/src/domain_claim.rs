@@ -415,7 +415,7 @@ spec:
             ]),
             "of the primaries"
         );
-        // The links in the claim are those of the annotation.
+        // The claim has the links of the annotation.
         let again = pod_links(&parameters["links"].to_string()).unwrap();
         let bytes =
             again.iter().map(|link| link.config.segment_bytes()).sum::<u64>().next_multiple_of(2 << 20);

@@ -229,7 +229,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns the mount path of a scope's directory; `None` for that of a claim, which says itself where it is.
+    /// Returns the mount path of a scope's directory; `None` for a claim, whose configuration has the path.
     pub(crate) fn directory(&self, scope: &Scope) -> Option<&str> {
         match scope {
             Scope::Pod => Some(SHM_DIR),

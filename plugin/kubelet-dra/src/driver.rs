@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 /// Makes the devices of claims ready on this node, and reverts that.
 ///
 /// The kubelet calls both again after each of its restarts, and after each call that failed or took too long: both must be
-/// idempotent. Calls for one claim never overlap, also not with those of another instance of the driver on the node. Calls
+/// idempotent. Calls for one claim never overlap, not even if another instance of the driver on the node gets one of them. Calls
 /// for different claims of one instance do. A call that takes too long is cancelled: its future is dropped.
 pub trait Driver: Send + Sync + 'static {
     /// Prepares a claim that is allocated, at least in part, to this driver.

@@ -138,7 +138,7 @@ fn split<T: Default>(result: Result<T, String>) -> (T, String) {
     }
 }
 
-/// The names without those of subrequests: the kubelet knows only the requests of the pod.
+/// The names of the requests, without subrequests: the kubelet knows only the requests of the pod.
 fn requests(names: Vec<String>) -> Vec<String> {
     names.into_iter().map(|name| name.split('/').next().unwrap_or_default().to_owned()).collect()
 }

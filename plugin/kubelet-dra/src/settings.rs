@@ -83,12 +83,12 @@ impl DriverSettings {
         self.registry_dir.join(format!("{}{}-reg.sock", self.registration_prefix(), self.instance))
     }
 
-    /// Whether a file name is that of an instance's socket in [`driver_dir`](Self::driver_dir).
+    /// Whether an instance's socket in [`driver_dir`](Self::driver_dir) has this file name.
     pub(crate) fn is_endpoint(&self, name: &str) -> bool {
         name.starts_with(self.endpoint_prefix()) && name.ends_with(".sock")
     }
 
-    /// Whether a file name is that of an instance's socket in `registry_dir`.
+    /// Whether an instance's socket in `registry_dir` has this file name.
     pub(crate) fn is_registration(&self, name: &str) -> bool {
         name.starts_with(&self.registration_prefix()) && name.ends_with("-reg.sock")
     }

@@ -23,7 +23,7 @@ struct FileId {
 }
 
 impl SocketFile {
-    /// Listens at `path` for root only, in place of what is there.
+    /// Listens at `path` for root only, and replaces an existing file.
     pub(crate) fn listen(path: &Path) -> io::Result<(Self, UnixListener)> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -1,6 +1,6 @@
 //! Compares the slices that are there with those that should be.
 //!
-//! The rules for `generation` and `resourceSliceCount` are those of k8s.io/dynamic-resource-allocation: a
+//! `generation` and `resourceSliceCount` follow the rules of k8s.io/dynamic-resource-allocation: a
 //! scheduler uses a pool only when it sees as many slices of the highest generation as each of them says. So the
 //! generation stays when one write is enough, and otherwise each slice gets the next one.
 
