@@ -18,6 +18,7 @@ mod people;
 mod rm;
 mod table;
 mod talk;
+mod top;
 mod who;
 
 use std::io::{self, Write};
@@ -60,6 +61,7 @@ Examples:
   shmesh device check              check whether the GPU can share memory, and how fast
   shmesh doctor                    check whether links work on this machine or in this container
   shmesh ls                        list links and participants, and memory of other programs
+  shmesh top                       watch rates, queues and pools of all links
   shmesh dump fronthaul            show queued messages and the owners of buffers
   shmesh capture fronthaul -o a.pcapng    record messages for Wireshark
   shmesh who fronthaul             list the processes known to its sidecar
@@ -88,6 +90,8 @@ enum Command {
     Bench(bench::Args),
     /// List links with their participants and queued messages, and shared memory of other programs
     Ls(ls::Args),
+    /// Watch the rates, queues, pools and participants of links
+    Top(top::Args),
     /// Show queued messages of a link and the owners of its buffers
     Dump(dump::Args),
     /// Record the messages of a link for Wireshark
@@ -155,6 +159,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Demo(args) => demo::run(args, out),
         Command::Bench(args) => bench::run(args, out),
         Command::Ls(args) => ls::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Top(args) => top::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Dump(args) => dump::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Capture(args) => capture::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Who(args) => who::run(args, out).map(|()| ExitCode::SUCCESS),

@@ -21,7 +21,8 @@ pub(crate) fn not_here(name: &LinkName, seen: &LinkSnapshot) -> String {
     format!("link {name} is in NVIPC's layout, and {lives}")
 }
 
-fn pools(seen: &LinkSnapshot) -> impl Iterator<Item = (PoolId, u32, u32, usize)> + '_ {
+/// The pools of the link: id, size and number of buffers, and how many are free.
+pub(crate) fn pools(seen: &LinkSnapshot) -> impl Iterator<Item = (PoolId, u32, u32, usize)> + '_ {
     PoolId::ALL.into_iter().filter_map(|id| {
         let pool = seen.pools[id.index()];
         seen.free[id.index()].map(|free| (id, pool.buf_size_bytes, pool.pool_len, free))

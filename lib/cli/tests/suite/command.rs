@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use shmesh::config::{LinkConfig, PoolId, RingMode};
 use shmesh::{Link, LinkOptions, Side};
+use shmesh_testing::until;
 
 /// Where a process that this test starts again finds the directory of its link.
 const VICTIM_DIR: &str = "SHMESH_TEST_VICTIM_DIR";
@@ -819,4 +820,52 @@ fn completions_and_man_pages_cover_every_subcommand() {
     }
     assert!(fs::read_to_string(man.join("shmesh-dump.1")).unwrap().contains("\\-\\-dir"));
     assert!(fails(dir.path(), &["man", "/proc/none"], 1).contains("/proc/none"));
+}
+
+/// Messages of a thread that does not stop: some of a sample are sent after the one before.
+#[test]
+fn top_prints_rates_of_links_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LinkOptions::new().dir(dir.path());
+    let primary = options.create(&config("radio", RingMode::Spsc)).unwrap();
+    let secondary = options.attach("radio", Side::Secondary).unwrap();
+    let top = ["top", "--interval", "0.1", "--count", "1", "--output", "json"];
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                primary.send_inline(1, 0, b"").unwrap();
+                drop(secondary.receive().unwrap());
+            }
+        });
+        until("top shows a rate", || {
+            let line = json(dir.path(), &top);
+            assert!(line["interval_seconds"].as_f64().unwrap() >= 0.1, "{line}");
+            let link = &line["links"][0];
+            assert_eq!(link["messages_per_second"]["s2m"], 0.0, "{link}");
+            assert_eq!((&link["name"], &link["mode"]), (&"radio".into(), &"spsc".into()));
+            assert_eq!(link["participants"].as_array().unwrap().len(), 2);
+            link["messages_per_second"]["m2s"].as_f64().unwrap() > 0.0
+        });
+        drop(stop);
+    });
+}
+
+#[test]
+fn top_prints_a_table_for_each_interval_where_there_is_no_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LinkOptions::new().dir(dir.path());
+    let _link = options.create(&config("radio", RingMode::Mpmc)).unwrap();
+    fs::write(dir.path().join("broken"), b"SHMESH").unwrap();
+    let top = ok(dir.path(), &["top", "--interval", "0.1", "--count", "2"]);
+    assert_eq!(top.matches("LINK").count(), 2, "{top}");
+    assert_eq!(top.matches("radio  mpmc").count(), 2, "{top}");
+    let missing = ok(dir.path(), &["top", "absent", "--interval", "0.1", "--count", "1"]);
+    assert!(missing.contains("absent"), "{missing}");
+    let before = state(dir.path());
+    ok(dir.path(), &["top", "--interval", "0.1", "--count", "1"]);
+    assert_eq!(state(dir.path()), before, "top changes nothing");
+    fails(&dir.path().join("absent"), &["top", "--count", "1"], 1);
+    fails(dir.path(), &["top", "--count", "0"], 2);
+    fails(dir.path(), &["top", "--interval", "0"], 2);
 }
