@@ -164,7 +164,8 @@ async fn one(scenario: Scenario, setup: &Setup<'_>, progress: &mut Progress) -> 
         if deleted.is_ok() {
             progress.namespaces.retain(|one| *one != namespace);
         }
-        done = done.and(deleted);
+        let restored = if deleted.is_ok() { scenario.after(setup).await } else { Ok(()) };
+        done = done.and(deleted).and(restored);
     }
     let outcome = if done.is_ok() { Outcome::Passed } else { Outcome::Failed };
     let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;

@@ -13,17 +13,16 @@ const CLAIM: &str = "claim/fronthaul";
 
 pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     setup.release.switch_to_dra().await?;
-    let outcome = both_orders(setup, namespace).await;
-    // The other scenarios need the device plugin.
-    setup.release.roll_back().await.context("back to the device plugin")?;
-    outcome
-}
-
-async fn both_orders(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     for (round, order) in [["phy", "mac"], ["mac", "phy"]].into_iter().enumerate() {
         together(setup, namespace, round, order).await.with_context(|| format!("{} first", order[0]))?;
     }
     Ok(())
+}
+
+/// Returns to the device plugin, which the other scenarios need. The kubelet releases claims with the driver only, so the
+/// pods must be gone.
+pub(super) async fn after(setup: &Setup<'_>) -> Result<()> {
+    setup.release.roll_back().await.context("back to the device plugin")
 }
 
 /// Returns objects of the sample with the names of a round.

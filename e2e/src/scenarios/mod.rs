@@ -108,6 +108,11 @@ impl Scenario {
             Self::Uninstall => uninstall::run(setup, namespace).await,
         }
     }
+
+    /// Restores the release when the namespace of the scenario is gone.
+    pub(crate) async fn after(self, setup: &Setup<'_>) -> Result<()> {
+        if self == Self::Claim { claim::after(setup).await } else { Ok(()) }
+    }
 }
 
 impl Setup<'_> {
