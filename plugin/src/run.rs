@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow};
+use kubelet_dra::DeviceStatuses;
 use prometheus_client::registry::Registry;
 use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::readiness::Readiness;
@@ -29,9 +30,6 @@ use crate::{REPEATED_LOG, RunError, devices, pool_gc};
 const MAX_BLOCKING: usize = 4;
 /// Above this number of units, pod status and device lists become long enough to log a warning.
 const MANY_UNITS: usize = 1000;
-
-/// Capacity of the queue of updates of claims' status.
-const MAX_STATUSES: usize = 256;
 
 /// Begins or ends draining of this node.
 pub(crate) fn drain(args: &DrainArgs) -> Result<(), RunError> {
@@ -200,7 +198,6 @@ async fn serve(
     }
     let dra = match (&claims, &args.node) {
         (Some(claims), Some(node)) => {
-            let (to_statuses, statuses) = mpsc::channel(MAX_STATUSES);
             let driver = DomainDriver {
                 domain,
                 node: node.clone(),
@@ -209,10 +206,10 @@ async fn serve(
                 allocation_times: Arc::clone(&allocation_times),
                 registered: watch::Sender::new(false),
                 registration_log: Arc::new(Mutex::new(REPEATED_LOG)),
-                statuses: to_statuses,
+                statuses: DeviceStatuses::default(),
             };
             let instance = args.pod_uid.clone().unwrap_or_else(|| std::process::id().to_string());
-            let service = DomainService { driver, instance, memory, statuses };
+            let service = DomainService { driver, instance, memory };
             let stop = stop.clone();
             Some(tokio::spawn(async move {
                 let outcome = service.run(move || latch.open(), stop.clone()).await;

@@ -1,4 +1,4 @@
-//! Detecting that any process opens or closes a file.
+//! Detecting that any process opens or closes a file, or changes the entries of a directory.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 
-/// A file that a [`Watcher`] watches. Watches of the same file are equal.
+/// A file or directory that a [`Watcher`] watches. Watches of the same file are equal.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct WatchedFile(WatchDescriptor);
 
@@ -46,12 +46,29 @@ impl Watcher {
         Ok(WatchedFile(self.0.add_watch(path, flags)?))
     }
 
+    /// Watches a directory from now on: entries that appear, vanish or are renamed, and the directory itself. To add it again changes
+    /// nothing.
+    ///
+    /// A directory that is deleted while another process or a mount uses it has no event for that, but for each of its last entries.
+    ///
+    /// # Errors
+    /// The directory does not exist or cannot be read, or this user has the maximum number of watches.
+    pub fn add_directory(&self, path: &Path) -> io::Result<WatchedFile> {
+        let flags = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVE
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        Ok(WatchedFile(self.0.add_watch(path, flags)?))
+    }
+
     /// Stops watching a file.
     pub fn remove(&self, file: WatchedFile) {
         let _ = self.0.rm_watch(file.0);
     }
 
-    /// The files that were opened or closed since the last call. `None` if the kernel has dropped events, so that it
+    /// The files and directories with events since the last call. `None` if the kernel has dropped events, so that it
     /// could be any file.
     ///
     /// # Errors

@@ -18,7 +18,7 @@
 //! | [`eventfd`] | eventfds in semaphore mode |
 //! | [`poll`](mod@poll) | waiting for descriptors |
 //! | [`bell`] | named datagram sockets that wake up their owner |
-//! | [`inotify`] | detecting that files are opened and closed |
+//! | [`inotify`] | detecting that files are opened and closed, and directories changed |
 //! | [`futex`] | waiting for a word in shared memory |
 //! | [`process`] | this process and others: identity, liveness, signals to children |
 //! | [`pidfd`], [`identify`](mod@identify) | identifying a process by a descriptor, a socket or its id |

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use tracing::warn;
 
 /// Makes the devices of claims ready on this node, and reverts that.
 ///
@@ -25,8 +26,12 @@ pub trait Driver: Send + Sync + 'static {
     /// The claim may be gone from the API server. Pods that used it have ended.
     fn unprepare(&self, claim: ClaimRef) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Called when the kubelet says that it has registered the driver, or why not; it then tries again.
-    fn registered(&self, _result: Result<(), String>) {}
+    /// Called when the kubelet says that it has registered the driver, or why not; it then tries again. The default logs a warning.
+    fn registered(&self, result: Result<(), String>) {
+        if let Err(error) = result {
+            warn!("the kubelet does not register the driver, and will try again: {error}");
+        }
+    }
 }
 
 /// Identifies a ResourceClaim. The uid decides: a claim of the same name may have been created again.

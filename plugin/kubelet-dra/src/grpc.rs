@@ -17,7 +17,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::claims::Claims;
 use crate::driver::{ClaimRef, DeviceHealth, Driver, HealthState, PreparedDevice};
@@ -68,7 +68,6 @@ impl<D: Driver, C: Claims> Registration for Services<D, C> {
             info!("the kubelet has registered driver {}", self.driver_name);
             Ok(())
         } else {
-            warn!("the kubelet does not register driver {}, and will try again: {error}", self.driver_name);
             Err(error)
         };
         self.node.driver().registered(result);

@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 mod api_error;
+mod backoff;
 mod claims;
 mod device_status;
 mod driver;
@@ -14,7 +15,7 @@ mod slices;
 mod socket;
 
 pub use claims::Claims;
-pub use device_status::write_device_status;
+pub use device_status::DeviceStatuses;
 pub use driver::{ClaimRef, DeviceHealth, Driver, HealthState, PreparedDevice};
 pub use serve::serve;
 pub use settings::{DriverSettings, ServeError};

@@ -102,8 +102,7 @@ fn shared(directory: &Path, mount_path: &Path, user_namespaces: UserNamespaces) 
     }
 }
 
-/// The edits of a container for a claim: environment, and at most one directory with its group. Every claim also gives
-/// the identity service.
+/// The edits of a container for a claim: environment, at most one directory with its group, and the identity service.
 #[derive(Clone, Debug)]
 pub(crate) struct ClaimEdits<'a> {
     /// Name of the CDI device.
@@ -111,8 +110,8 @@ pub(crate) struct ClaimEdits<'a> {
     /// Environment in the form `NAME=value`.
     pub(crate) env: Vec<String>,
     pub(crate) directory: Option<ClaimDirectory<'a>>,
-    /// Directory of the identity service on the node.
-    pub(crate) agent: &'a Path,
+    /// Directory of the identity service on the node, if it exists.
+    pub(crate) agent: Option<&'a Path>,
 }
 
 /// A directory that a claim gives to a container.
@@ -128,13 +127,15 @@ pub(crate) struct ClaimDirectory<'a> {
 impl From<ClaimEdits<'_>> for Device {
     fn from(claim: ClaimEdits<'_>) -> Self {
         let mut env = claim.env;
-        env.push(format!("SHMESH_IDENTITY={AGENT_DIR}/{AGENT_SOCKET}"));
+        if claim.agent.is_some() {
+            env.push(format!("SHMESH_IDENTITY={AGENT_DIR}/{AGENT_SOCKET}"));
+        }
         if let Some(given) = claim.directory {
             env.push(format!("SHMESH_DIR={}", given.mount_path.display()));
         }
         let mount =
             |given: ClaimDirectory<'_>| shared(given.directory, given.mount_path, given.user_namespaces);
-        let mounts = claim.directory.map(mount).into_iter().chain([agent_mount(claim.agent)]).collect();
+        let mounts = claim.directory.map(mount).into_iter().chain(claim.agent.map(agent_mount)).collect();
         let additional_gids = claim.directory.iter().map(|given| given.gid).collect();
         Self { name: claim.name, container_edits: Edits { env, mounts, additional_gids } }
     }

@@ -29,16 +29,31 @@ pub(crate) struct DomainGrant {
     pub(crate) has_user_namespaces: bool,
 }
 
+/// Annotation of a claim from a template: the name of its entry in the pod.
+const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+
 /// Everything that a claim gives to containers. The checkpoint stores it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ClaimGrant {
     pub(crate) namespace: String,
     pub(crate) name: String,
+    /// End of the names of variables that are the claim's alone.
+    #[serde(default)]
+    pub(crate) suffix: String,
     pub(crate) domain: Option<DomainGrant>,
     pub(crate) pools: Vec<Pool>,
     pub(crate) gpus: Vec<String>,
     pub(crate) npus: Vec<String>,
+}
+
+/// Returns the claim's name as part of a variable's name. A claim from a template has a generated name, and counts by that of its entry in
+/// the pod.
+fn variable_suffix(claim: &ResourceClaim) -> String {
+    let entry = claim.metadata.annotations.as_ref().and_then(|all| all.get(POD_CLAIM_NAME));
+    let name = entry.or(claim.metadata.name.as_ref()).map(String::as_str).unwrap_or_default();
+    let part = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    name.chars().map(part).collect()
 }
 
 /// The part behind the claim's uid in the name of a pool's CDI device.
@@ -178,6 +193,7 @@ pub(crate) fn plan_claim(
     let mut grant = ClaimGrant {
         namespace: claim.metadata.namespace.clone().unwrap_or_default(),
         name: claim.metadata.name.clone().unwrap_or_default(),
+        suffix: variable_suffix(claim),
         domain: None,
         pools: Vec::new(),
         gpus: Vec::new(),

@@ -63,6 +63,8 @@ pub(crate) struct StoreSettings {
     pub(crate) files: SpecFiles,
     /// Directory of the identity service, as a path of the node.
     pub(crate) agent: PathBuf,
+    /// The same as a path of this process.
+    pub(crate) seen_agent: PathBuf,
     /// The current boot of the node.
     pub(crate) boot_id: String,
 }
@@ -128,16 +130,17 @@ fn unerased(released: &usize, directory: &Path) -> String {
     )
 }
 
-/// Describes a directory of all claims that was deleted while it was mounted, and the remedy.
-fn deleted(directory: &Path) -> String {
+/// Describes a directory of all claims that was deleted, and the remedy.
+pub(super) fn deleted(directory: &Path) -> String {
     let directory = directory.display();
     format!(
-        "{directory} was deleted on the node, and this plugin has the deleted one mounted: restart the pod of the plugin"
+        "{directory} was deleted on the node, with the files of the pods that have claims: restart the pod of the plugin, which makes it \
+         again, and then those pods"
     )
 }
 
 /// Whether a directory has no name any more, only a mount.
-fn is_deleted(directory: &Path) -> bool {
+pub(super) fn is_deleted(directory: &Path) -> bool {
     directory.metadata().is_ok_and(|found| found.nlink() == 0)
 }
 
@@ -152,7 +155,13 @@ pub(crate) struct ClaimStore {
 }
 
 /// Returns the CDI devices of a claim: that of its directory, and one for each pool and kind of accelerator.
-fn cdi_devices(uid: &str, grant: &ClaimGrant, directory: &Path, gid: u32, agent: &Path) -> Vec<Device> {
+fn cdi_devices(
+    uid: &str,
+    grant: &ClaimGrant,
+    directory: &Path,
+    gid: u32,
+    agent: Option<&Path>,
+) -> Vec<Device> {
     let mut edits = Vec::new();
     if let Some(domain) = &grant.domain {
         let user_namespaces =
@@ -162,6 +171,9 @@ fn cdi_devices(uid: &str, grant: &ClaimGrant, directory: &Path, gid: u32, agent:
             env: vec![
                 format!("SHMESH_CLAIM={}/{}", grant.namespace, grant.name),
                 format!("SHMESH_BYTES={}", domain.bytes),
+                // Of a container with several claims, the ones above are of the last claim.
+                format!("SHMESH_DIR_{}={}", grant.suffix, domain.mount_path.display()),
+                format!("SHMESH_BYTES_{}={}", grant.suffix, domain.bytes),
             ],
             directory: Some(ClaimDirectory {
                 directory,
@@ -419,7 +431,9 @@ impl ClaimStore {
         }
         self.pass(CrashPoint::DirectoryCreated)?;
         let directory = self.settings.directory.join(uid);
-        let devices = cdi_devices(uid, grant, &directory, gid.unwrap_or_default(), &self.settings.agent);
+        // A mount of a directory that does not exist would keep containers from starting.
+        let agent = self.settings.seen_agent.is_dir().then_some(self.settings.agent.as_path());
+        let devices = cdi_devices(uid, grant, &directory, gid.unwrap_or_default(), agent);
         self.settings.files.write_claim(uid, &devices).map_err(StoreError::Cdi)?;
         self.pass(CrashPoint::SpecWritten)
     }
@@ -492,11 +506,6 @@ impl ClaimStore {
         let devices = self.settings.files.claim_devices(uid)?;
         let prefix = format!("{uid}{}", pool_suffix(""));
         Ok(devices.iter().filter_map(|name| Some(name.strip_prefix(&prefix)?.to_owned())).collect())
-    }
-
-    /// Describes a problem of the directory of all claims.
-    pub(crate) fn problem(&self) -> Option<String> {
-        is_deleted(&self.settings.seen_directory).then(|| deleted(&self.settings.directory))
     }
 
     /// Returns the claims that hold something on this node.

@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,7 +21,7 @@ const MAX_BYTES: u64 = 8192;
 #[derive(Debug)]
 pub(crate) struct DirectoryOwner {
     /// The lock ends with the descriptor.
-    _mark: File,
+    mark: File,
 }
 
 impl DirectoryOwner {
@@ -35,6 +35,11 @@ impl DirectoryOwner {
         );
         Self::mark(&config.seen(directory), &text)
             .with_context(|| format!("cannot use dra.directory {}", directory.display()))
+    }
+
+    /// Whether the mark was deleted, alone or with the directory.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.mark.metadata().is_ok_and(|found| found.nlink() == 0)
     }
 
     fn mark(directory: &Path, text: &str) -> Result<Self> {
@@ -66,7 +71,7 @@ impl DirectoryOwner {
         if owner.is_empty() {
             mark.write_all(text.as_bytes()).with_context(named)?;
         }
-        Ok(Self { _mark: mark })
+        Ok(Self { mark })
     }
 }
 
@@ -101,8 +106,11 @@ mod tests {
             assert!(said.contains("it belongs to domain shmesh.io with dra.stateDirectory /state"), "{said}");
             assert!(said.contains("choose another dra.directory"), "{said}");
         }
-        drop(DirectoryOwner::claim(&own).expect("its own after a restart"));
+        let owner = DirectoryOwner::claim(&own).expect("its own after a restart");
+        assert!(!owner.is_lost());
         std::fs::remove_dir_all(&claims).expect("removed, as a person does");
+        assert!(owner.is_lost());
+        drop(owner);
         DirectoryOwner::claim(&config("other.io", "/state")).expect("it is free again");
     }
 }

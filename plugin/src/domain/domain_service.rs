@@ -2,34 +2,28 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use kube::Client;
-use kubelet_dra::{DriverSettings, SlicePublisher, serve, write_device_status};
+use kubelet_dra::{DriverSettings, SlicePublisher, serve};
 use prometheus_client::registry::Registry;
 use shmesh_sys::mount::{FsKind, file_system};
-use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::claim_metrics::ClaimMetrics;
 use super::claim_store::{ClaimStore, StoreSettings};
 use super::directory_owner::DirectoryOwner;
+use super::directory_watch::DirectoryWatch;
 use super::drain::is_draining;
-use super::driver::{DomainDriver, SharedClaims, StatusUpdate, device_health};
-use super::slice::devices;
-use crate::REPEATED_LOG;
+use super::driver::{DomainDriver, SharedClaims, device_health};
+use super::slice::{budget, devices};
 use crate::cdi::SpecFiles;
 use crate::config::{Bytes, Config};
 
 /// The kernel's identification of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Interval at which the mark of draining is looked at.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time limit for writing the status of a claim.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the store of claims and repairs what a crash or a reboot left.
 pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<SharedClaims> {
@@ -45,6 +39,7 @@ pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<Sh
         gids: config.dra.gids.range(),
         files: SpecFiles { directory: config.seen(&config.cdi.directory), domain: config.domain.clone() },
         agent: config.identity.directory.clone(),
+        seen_agent: config.seen(&config.identity.directory),
         boot_id,
     })?;
     let metrics = ClaimMetrics::default();
@@ -72,8 +67,6 @@ pub(crate) struct DomainService {
     pub(crate) instance: String,
     /// Memory of the node in bytes.
     pub(crate) memory: u64,
-    /// Updates of status from the driver.
-    pub(crate) statuses: mpsc::Receiver<StatusUpdate>,
 }
 
 impl DomainService {
@@ -84,7 +77,7 @@ impl DomainService {
         ready: impl FnOnce() + Send + 'static,
         stop: CancellationToken,
     ) -> Result<()> {
-        let Self { driver, instance, memory, statuses } = self;
+        let Self { driver, instance, memory } = self;
         let mut resources = driver.resources.clone();
         let node = driver.node.clone();
         let (config, offered) = resources.borrow_and_update().clone();
@@ -100,23 +93,25 @@ impl DomainService {
         let client = Client::try_from(client).context("cannot connect to the API server")?;
 
         let state_directory = config.state_directory();
-        let draining = is_draining(&state_directory);
-        let (to_slices, listed) = watch::channel(devices(&config, &offered, memory, draining));
         let claims = driver.claims.clone();
-        let problem = claims.problem().await;
+        // The watch first, so that no change after the look is missed.
+        let mut watched = DirectoryWatch::new([state_directory.clone(), config.seen(&config.dra.directory)]);
+        let (draining, problem) = (is_draining(&state_directory), claims.problem(&config));
+        let (to_slices, listed) =
+            watch::channel(devices(&config, &offered, memory, draining, problem.is_some()));
         let (to_health, health) = watch::channel(device_health(&node, &offered, problem.as_deref()));
         let follow = async move {
             let (mut was_draining, mut had_problem) = (draining, problem);
             loop {
-                let changed = timeout(DRAIN_POLL_INTERVAL, resources.changed()).await;
-                let draining = is_draining(&state_directory);
-                let problem = claims.problem().await;
-                match changed {
-                    // The plugin stops.
-                    Ok(Err(_)) => return std::future::pending().await,
-                    Err(_) if draining == was_draining && problem == had_problem => continue,
-                    _ => {}
+                tokio::select! {
+                    changed = resources.changed() => if changed.is_err() {
+                        // The plugin stops.
+                        return std::future::pending().await;
+                    },
+                    () = watched.changed() => {}
                 }
+                let (config, offered) = resources.borrow_and_update().clone();
+                let (draining, problem) = (is_draining(&state_directory), claims.problem(&config));
                 if problem != had_problem {
                     warn!(problem, "the health of the domain device changed");
                     had_problem = problem;
@@ -125,9 +120,9 @@ impl DomainService {
                     info!(draining, "draining changed: a draining node gets no new claims");
                     was_draining = draining;
                 }
-                let (config, offered) = resources.borrow_and_update().clone();
                 // Unchanged values are not sent: nothing is written while nothing changes.
-                replace(&to_slices, devices(&config, &offered, memory, draining));
+                let has_problem = had_problem.is_some();
+                replace(&to_slices, devices(&config, &offered, memory, draining, has_problem));
                 replace(&to_health, device_health(&node, &offered, had_problem.as_deref()));
             }
         };
@@ -142,7 +137,8 @@ impl DomainService {
                 ready();
             }
         });
-        let writing = write_statuses(client.clone(), config.domain.clone(), statuses);
+        let (statuses, status_client) = (driver.statuses.clone(), client.clone());
+        let writing = statuses.run(&status_client, &config.domain);
         let publishing = publisher.run(listed, stop.clone());
         let serving = serve(settings, client, Arc::new(driver), health, stop.clone());
         tokio::select! {
@@ -166,26 +162,9 @@ fn replace<T: PartialEq>(to: &watch::Sender<T>, new: T) {
     });
 }
 
-/// Writes updates of status one by one. A failed one is logged, and made up for when the claim is prepared again.
-async fn write_statuses(client: Client, driver: String, mut updates: mpsc::Receiver<StatusUpdate>) {
-    let mut log = REPEATED_LOG;
-    while let Some(StatusUpdate { claim, devices }) = updates.recv().await {
-        let write = write_device_status(&client, &driver, &claim, &devices);
-        let outcome = timeout(STATUS_TIMEOUT, write).await;
-        let outcome = outcome.unwrap_or_else(|_| Err("the API server does not answer".to_owned()));
-        if let Err(error) = outcome
-            && let Some(suppressed) = log.allow(tokio::time::Instant::now().into_std())
-        {
-            warn!(%claim, error, suppressed, "cannot write the status of a claim");
-        }
-    }
-    // The driver is gone, which ends with the service.
-    std::future::pending().await
-}
-
 /// Logs what the node offers to claims.
 fn log_offer(config: &Config, memory: u64) {
-    let bytes = Bytes(config.dra.budget.of(memory)).to_string();
+    let bytes = Bytes(budget(config, memory)).to_string();
     let directory = config.dra.directory.display();
     let (first, count) = (config.dra.gids.first, config.dra.gids.count);
     info!(bytes, %directory, first, count, "claims of {} get a directory and a group of their own", config.domain);

@@ -16,7 +16,7 @@ pub(crate) fn is_draining(state_directory: &Path) -> bool {
     mark(state_directory).exists()
 }
 
-/// Begins draining, or ends it. The running driver follows within a second.
+/// Begins draining, or ends it. The running driver notices the file.
 pub(crate) fn set_draining(state_directory: &Path, is_draining: bool) -> Result<()> {
     let path = mark(state_directory);
     let outcome = if is_draining {

@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
-use kubelet_dra::{ClaimRef, DeviceHealth, Driver, HealthState, PreparedDevice};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kubelet_dra::{ClaimRef, DeviceHealth, DeviceStatuses, Driver, HealthState, PreparedDevice};
 use shmesh_daemon::log_limit::LogLimit;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::claim_metrics::ClaimMetrics;
 use super::claim_plan::{AllocatedDevice, ClaimGrant, plan_claim};
 use super::claim_status::device_status;
-use super::claim_store::{ClaimStore, StoreError};
+use super::claim_store::{ClaimStore, StoreError, deleted, is_deleted};
 use super::device_names::{ClaimDevice, claim_devices};
 use super::directory_owner::DirectoryOwner;
 use crate::cdi::CLAIM;
@@ -42,7 +42,7 @@ pub(crate) struct SharedClaims {
     pub(super) attempts: Arc<Mutex<BTreeMap<String, Attempt>>>,
     metrics: ClaimMetrics,
     /// Held as long as any call works on the claims, also one that was given up.
-    _owner: Option<Arc<DirectoryOwner>>,
+    owner: Option<Arc<DirectoryOwner>>,
 }
 
 /// When to try again to erase a claim whose files could not be removed.
@@ -59,7 +59,7 @@ impl SharedClaims {
             eraser: Arc::new(Semaphore::new(1)),
             attempts: Arc::default(),
             metrics,
-            _owner: owner.map(Arc::new),
+            owner: owner.map(Arc::new),
         };
         claims.metrics.hold(&claims.lock());
         claims
@@ -221,9 +221,12 @@ impl SharedClaims {
     }
 
     /// Describes a problem of the directory of all claims.
-    pub(super) async fn problem(&self) -> Option<String> {
-        let claims = self.clone();
-        tokio::task::spawn_blocking(move || claims.lock().problem()).await.ok().flatten()
+    pub(super) fn problem(&self, config: &Config) -> Option<String> {
+        let directory = config.seen(&config.dra.directory);
+        let is_gone = directory.try_exists().is_ok_and(|exists| !exists)
+            || is_deleted(&directory)
+            || self.owner.as_ref().is_some_and(|owner| owner.is_lost());
+        is_gone.then(|| deleted(&config.dra.directory))
     }
 }
 
@@ -240,15 +243,8 @@ pub(crate) struct DomainDriver {
     pub(crate) registered: watch::Sender<bool>,
     /// Limits the log of refused registrations.
     pub(crate) registration_log: Arc<Mutex<LogLimit>>,
-    /// Where updates of status are written. An update that finds the queue full is dropped.
-    pub(crate) statuses: mpsc::Sender<StatusUpdate>,
-}
-
-/// The intended status of a claim.
-#[derive(Debug)]
-pub(crate) struct StatusUpdate {
-    pub(crate) claim: ClaimRef,
-    pub(crate) devices: Vec<AllocatedDeviceStatus>,
+    /// Writes what claims have to the API server.
+    pub(crate) statuses: DeviceStatuses,
 }
 
 impl DomainDriver {
@@ -272,8 +268,7 @@ impl DomainDriver {
         let directory = directory.join(&uid).display().to_string();
         if let Some(devices) = device_status(claim, &self.domain, &plan, &directory) {
             let ClaimGrant { namespace, name, .. } = plan.grant;
-            let claim = ClaimRef { namespace, name, uid: uid.clone() };
-            let _ = self.statuses.try_send(StatusUpdate { claim, devices });
+            self.statuses.put(ClaimRef { namespace, name, uid: uid.clone() }, devices);
         }
         let prepared = |device: AllocatedDevice| PreparedDevice {
             requests: vec![device.request],
@@ -303,6 +298,7 @@ impl Driver for DomainDriver {
     }
 
     async fn unprepare(&self, claim: ClaimRef) -> Result<(), String> {
+        self.statuses.forget(&claim.uid);
         let outcome = self.claims.release(&claim.uid).await;
         self.claims.metrics.released(outcome.as_ref().err().map(|(reason, _)| *reason));
         let report = outcome.map_err(|(_, text)| text)?;

@@ -9,6 +9,7 @@
 //! | `checkpoint.rs` | the prepared claims on disk, with the boot id |
 //! | `claim_store.rs` | directories, groups and CDI specifications of prepared claims |
 //! | `directory_owner.rs` | the mark by which one domain owns the directory of claims |
+//! | `directory_watch.rs` | waits until files appear in directories, or vanish |
 //! | `driver.rs` | Prepare and Unprepare, as the kubelet asks for them |
 //! | `domain_service.rs` | registration, slices and health beside it |
 //! | `claim_status.rs` | what the driver says in `status.devices` of a claim |
@@ -26,6 +27,7 @@ mod claim_status;
 mod claim_store;
 mod device_names;
 mod directory_owner;
+mod directory_watch;
 mod domain_config;
 mod domain_service;
 mod drain;

@@ -25,19 +25,22 @@ const ATTACHMENTS: &str = "attachments";
 /// Capacity that counts the users of an accelerator.
 const SLOTS: &str = "slots";
 
-/// Returns the devices to publish: those with capacity. `memory`: that of the node.
+/// Returns the devices to publish: those with capacity. `memory`: that of the node. `has_problem`: whether the directory of all claims
+/// has one.
 pub(crate) fn devices(
     config: &Config,
     resources: &[Arc<Resource>],
     memory: u64,
     is_draining: bool,
+    has_problem: bool,
 ) -> Vec<Device> {
     let named = claim_devices(resources).into_iter().filter_map(|(name, device)| {
         let mut attributes = BTreeMap::new();
         let mut capacity = BTreeMap::new();
-        let mut is_healthy = true;
+        let is_healthy;
         let kind = match &device {
             ClaimDevice::Domain => {
+                is_healthy = !has_problem;
                 capacity.insert(BYTES, capacity_of(budget(config, memory), DEFAULT_BYTES, STEP_BYTES)?);
                 capacity.insert(ATTACHMENTS, counted(config.dra.attachments)?);
                 "domain"
@@ -83,7 +86,7 @@ pub(crate) fn devices(
 }
 
 /// Bytes that claims can reserve: as configured, and no more than the file system of their directories has.
-fn budget(config: &Config, memory: u64) -> u64 {
+pub(super) fn budget(config: &Config, memory: u64) -> u64 {
     let seen = config.seen(&config.dra.directory);
     let existing = seen.ancestors().find(|path| path.exists());
     let found = existing.and_then(|path| file_system(path).ok());

@@ -101,6 +101,7 @@ impl Node {
             gids: self.gids.clone(),
             files: SpecFiles { directory: self.path("cdi"), domain: "shmesh.io".into() },
             agent: "/run/shmesh/agent".into(),
+            seen_agent: self.path("agent"),
             boot_id: self.boot.into(),
         })
         .unwrap()
@@ -149,6 +150,7 @@ fn grant(name: &str) -> ClaimGrant {
     ClaimGrant {
         namespace: "radio".into(),
         name: name.into(),
+        suffix: name.to_uppercase(),
         domain: Some(domain),
         pools: Vec::new(),
         gpus: Vec::new(),
@@ -160,6 +162,11 @@ fn grant(name: &str) -> ClaimGrant {
 fn claim_is_one_directory_one_group_and_one_specification() {
     let node = Node::new();
     let mut store = node.open();
+    store.prepare(A, &grant("a")).unwrap();
+    let edits = node.spec(A).unwrap()["devices"][0]["containerEdits"].clone();
+    assert_eq!(edits["mounts"].as_array().unwrap().len(), 1, "no identity service, no mount of it");
+    assert!(!edits["env"].to_string().contains("SHMESH_IDENTITY"), "{edits}");
+    fs::create_dir(node.path("agent")).unwrap();
     for _ in 0..3 {
         store.prepare(A, &grant("a")).unwrap();
         node.assert_one(A, "prepared");
@@ -172,6 +179,8 @@ fn claim_is_one_directory_one_group_and_one_specification() {
     let env = json!([
         "SHMESH_CLAIM=radio/a",
         "SHMESH_BYTES=2097152",
+        "SHMESH_DIR_A=/dev/shm",
+        "SHMESH_BYTES_A=2097152",
         "SHMESH_IDENTITY=/run/shmesh/agent/agent.sock",
         "SHMESH_DIR=/dev/shm"
     ]);
@@ -684,15 +693,23 @@ fn directory_that_was_deleted_under_its_mount_is_unhealthy() {
     fs::create_dir(&claims).unwrap();
     let mount = fs::File::open(&claims).unwrap();
     let seen = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&mount));
-    let mut store = node.open_at(seen.into());
-    assert_eq!(store.problem(), None);
+    let mut store = node.open_at(PathBuf::from(&seen));
+    let shared = node.shared();
+    let config = |directory: &Path| {
+        let dra = crate::config::Dra { directory: directory.to_owned(), ..Default::default() };
+        Config { dra, ..Config::default() }
+    };
+    let problem = |directory: &Path| shared.problem(&config(directory));
+    assert_eq!(problem(Path::new(&seen)), None);
     store.prepare(A, &grant("a")).unwrap();
     store.unprepare(A).unwrap();
     fs::remove_dir(&claims).unwrap();
-    let problem = store.problem().unwrap();
+    assert!(problem(&claims).is_some(), "it has no name any more");
+    let problem = problem(Path::new(&seen)).unwrap();
     assert!(problem.contains("restart the pod of the plugin"), "{problem}");
     let error = store.prepare(A, &grant("a")).unwrap_err();
-    assert_eq!((error.reason(), error.to_string()), ("directory", problem.clone()));
+    assert_eq!(error.reason(), "directory");
+    assert!(error.to_string().contains("was deleted on the node"), "{error}");
     let is_healthy = |problem: Option<&str>| {
         let health = device_health("node-1", &resources(&Config::default()), problem);
         let domain = health.into_iter().find(|one| one.device == "domain").unwrap();
@@ -796,6 +813,23 @@ fn configuration_of_two_requests_is_one_although_the_scheduler_repeats_it() {
     assert_eq!(plan.grant.domain.unwrap().mount_path, Path::new("/run/shmesh/agents"));
 }
 
+/// Two claims in one container have variables of their own, in whatever order they are applied.
+#[test]
+fn each_claim_has_variables_with_its_name() {
+    let suffix = |name: &str, annotations: Value| {
+        let claim = json!({
+            "metadata": {"namespace": "radio", "name": name, "uid": A, "annotations": annotations},
+            "spec": {},
+            "status": {"allocation": {"devices": {"results": [result("domain", "domain")]}}},
+        });
+        let plan = plan_claim(&serde_json::from_value(claim).unwrap(), "shmesh.io", "node-1", &devices());
+        plan.unwrap().grant.suffix
+    };
+    assert_eq!(suffix("du-0.cell", Value::Null), "DU_0_CELL");
+    let of_template = json!({"resource.kubernetes.io/pod-claim-name": "ipc"});
+    assert_eq!(suffix("pod-0-ipc-x7k2p", of_template), "IPC");
+}
+
 #[test]
 fn variables_of_the_directory_are_those_of_the_domain() {
     let values = |grant: &ClaimGrant| -> Vec<Vec<String>> {
@@ -887,7 +921,7 @@ fn slices_list_what_claims_can_have() {
     let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
     config.pools = serde_saphyr::from_str("[{name: radio, attachments: 3}]").unwrap();
     config.dra.directory = std::env::temp_dir();
-    let devices = super::slice::devices(&config, &resources(&config), (1 << 30) + 4096, false);
+    let devices = super::slice::devices(&config, &resources(&config), (1 << 30) + 4096, false, false);
     let json = serde_json::to_value(&devices).unwrap();
     let names: Vec<_> = devices.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["domain", "gpu-11111111", "gpu-22222222", "pool-radio"]);
@@ -907,7 +941,7 @@ fn slices_list_what_claims_can_have() {
     assert_eq!(json[1]["capacity"]["slots"]["value"], "8");
     assert_eq!(json[3]["capacity"]["attachments"]["value"], "3");
     assert!(devices.iter().all(|one| one.allow_multiple_allocations == Some(true) && one.taints.is_none()));
-    let draining = super::slice::devices(&config, &resources(&config), 1 << 30, true);
+    let draining = super::slice::devices(&config, &resources(&config), 1 << 30, true, false);
     let taint = json!([{"key": "shmesh.io/draining", "effect": "NoSchedule"}]);
     assert!(draining.iter().all(|one| serde_json::to_value(&one.taints).unwrap() == taint));
 }
@@ -922,7 +956,7 @@ async fn slices_of_small_capacities_are_accepted() {
         config.dra.budget = budget.parse().unwrap();
         config.gpu_ipc.slots_per_device = attachments;
         config.dra.directory = std::env::temp_dir();
-        let devices = super::slice::devices(&config, &resources(&config), 1 << 30, false);
+        let devices = super::slice::devices(&config, &resources(&config), 1 << 30, false, false);
         assert_eq!(devices.len(), 4, "{devices:?}");
         let slice = json!({
             "metadata": {"name": "a"},
@@ -938,7 +972,7 @@ async fn slices_of_small_capacities_are_accepted() {
     let mut config = Config { mode: FrontEnd::Dra, ..Config::default() };
     config.dra.budget = "1Mi".parse().unwrap();
     config.dra.directory = std::env::temp_dir();
-    assert_eq!(super::slice::devices(&config, &[], 1 << 30, false), []);
+    assert_eq!(super::slice::devices(&config, &[], 1 << 30, false, false), []);
 }
 
 #[test]
@@ -948,7 +982,7 @@ fn no_more_bytes_are_published_than_the_file_system_has() {
     config.dra.directory = directory.path().join("claims");
     let total = shmesh_sys::mount::file_system(directory.path()).unwrap().total_bytes;
     let most = total / (2 << 20) * (2 << 20);
-    let devices = super::slice::devices(&config, &[], 1 << 50, false);
+    let devices = super::slice::devices(&config, &[], 1 << 50, false, false);
     let capacity = devices[0].capacity.as_ref().unwrap();
     assert_eq!(capacity["bytes"].value.0, crate::config::Bytes(most).to_string());
 }

@@ -445,6 +445,44 @@ async fn drained_node_has_a_taint_until_it_is_undone() {
 }
 
 #[tokio::test]
+async fn deleted_directory_of_claims_is_a_taint_until_the_plugin_is_restarted() {
+    let Some(node) = DraNode::new().await else { return };
+    let taints = || -> Vec<(String, String)> {
+        let slices: Vec<ResourceSlice> = node.server.list();
+        let devices = slices.into_iter().flat_map(|slice| slice.spec.devices.unwrap_or_default());
+        let of = |device: k8s_openapi::api::resource::v1::Device| {
+            let keys = device.taints.unwrap_or_default().into_iter().map(|taint| taint.key);
+            keys.map(|key| (device.name.clone(), key)).collect::<Vec<_>>()
+        };
+        devices.flat_map(of).collect()
+    };
+    let plugin = node.start();
+    node.published().await;
+    assert_eq!(taints(), []);
+    let claims = node.place.path("dev/shm/shmesh-claims");
+    // Moved away, and back.
+    let away = node.place.path("dev/shm/away");
+    fs::rename(&claims, &away).unwrap();
+    let of_domain = [("domain".to_owned(), "shmesh.io/unhealthy".to_owned())];
+    until("a taint", || taints() == of_domain).await;
+    fs::rename(&away, &claims).unwrap();
+    until("no taint", || taints().is_empty()).await;
+    // An empty directory of the same name is not what the pods have.
+    fs::remove_dir_all(&claims).unwrap();
+    until("a taint again", || taints() == of_domain).await;
+    fs::create_dir(&claims).unwrap();
+    let mark = node.place.path("var/lib/kubelet/plugins/shmesh.io/draining");
+    fs::write(&mark, "").unwrap();
+    let both = [of_domain[0].clone(), ("domain".to_owned(), "shmesh.io/draining".to_owned())];
+    until("both taints", || both.iter().all(|taint| taints().contains(taint))).await;
+    fs::remove_file(&mark).unwrap();
+    plugin.crash();
+    let plugin = node.start();
+    until("no taint after a restart", || taints().is_empty()).await;
+    plugin.crash();
+}
+
+#[tokio::test]
 #[ignore = "long: 1,000 claims"]
 async fn a_thousand_claims_come_and_go() {
     let Some(node) = DraNode::new().await else { return };

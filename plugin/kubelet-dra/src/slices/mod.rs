@@ -5,10 +5,8 @@
 //! | `publisher.rs` | watches the slices and writes what a plan says |
 //! | `plan.rs` | compares the slices that are there with those that should be; pure |
 //! | `equality.rs` | devices that are equal although they are written differently |
-//! | `backoff.rs` | delays of retries and repairs |
 //! | `turn.rs` | which of two instances publishes |
 
-mod backoff;
 mod equality;
 mod plan;
 #[cfg(test)]

@@ -15,12 +15,12 @@ use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::backoff::{Backoff, up_to};
 use super::plan::{
     Adoption, Adoptions, PoolIdentity, Slices, canonical_devices, is_same_beside_devices, plan,
 };
 use super::turn::PublisherTurn;
 use crate::api_error::{code_of, text_of};
+use crate::backoff::{Backoff, up_to};
 use crate::settings::DriverSettings;
 
 /// Time limit of one request.

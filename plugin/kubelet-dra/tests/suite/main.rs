@@ -1,8 +1,9 @@
-//! A driver over real unix sockets, called as the kubelet calls it, and its slices in a double of the API server.
+//! A driver over real unix sockets, called as the kubelet calls it, and its slices and reports in a double of the API server.
 
 mod node;
 mod slices;
 mod soak;
+mod statuses;
 mod support;
 
 /// The README shows the example as it is compiled.
