@@ -60,6 +60,9 @@ pub(crate) struct Args {
     /// Stop at the first failure and keep everything for inspection
     #[arg(long, env = "SHMESH_E2E_KEEP")]
     pub(crate) keep: bool,
+    /// How often scenario kills kills all processes of pods together
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=10_000))]
+    pub(crate) kill_rounds: u32,
     /// List the scenarios and exit
     #[arg(long)]
     pub(crate) list: bool,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams, PostParams,
@@ -121,6 +121,11 @@ impl Cluster {
         self.apply_object("claim", &ApiResource::erase::<ResourceClaim>(&()), claim).await
     }
 
+    /// Creates a service account; unknown fields are errors.
+    pub(crate) async fn apply_service_account(&self, account: &Value) -> Result<()> {
+        self.apply_object("service account", &ApiResource::erase::<ServiceAccount>(&()), account).await
+    }
+
     async fn apply_object(&self, kind: &str, resource: &ApiResource, object: &Value) -> Result<()> {
         let text = |key: &str| {
             object["metadata"][key].as_str().with_context(|| format!("a {kind} without metadata.{key}"))
@@ -150,6 +155,18 @@ impl Cluster {
         let pod = self.pods_in(namespace).get_opt(name).await;
         let pod = pod.with_context(|| format!("cannot read the pod {namespace}/{name}"))?;
         pod.with_context(|| format!("there is no pod {namespace}/{name}"))
+    }
+
+    /// Deletes a pod and waits until it is gone.
+    pub(crate) async fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
+        let pods = self.pods_in(namespace);
+        let deleted = pods.delete(name, &DeleteParams::default()).await;
+        deleted.with_context(|| format!("cannot delete the pod {namespace}/{name}"))?;
+        let look = async || match pods.get_opt(name).await? {
+            None => Ok(PollResult::There(())),
+            Some(pod) => Ok(PollResult::NotYet(crate::pods::describe(&pod))),
+        };
+        self.pace.until(&format!("the end of the pod {namespace}/{name}"), look).await
     }
 
     /// Returns the pods with these labels; an empty string selects all.

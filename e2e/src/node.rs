@@ -46,6 +46,13 @@ pub(crate) async fn kill_container(setup: &Setup<'_>, node: &str, id: &str) -> R
     run(setup, node, KILL, &["container", id]).await.map(drop)
 }
 
+/// Kills every process of several containers, in an order and with pauses that the seed determines.
+pub(crate) async fn kill_together(setup: &Setup<'_>, node: &str, seed: u32, ids: &[String]) -> Result<()> {
+    let seed = seed.to_string();
+    let args: Vec<_> = ["together", &seed].into_iter().chain(ids.iter().map(String::as_str)).collect();
+    run(setup, node, KILL, &args).await.map(drop)
+}
+
 /// Kills the kubelet. The next kubelet reports the end of the pod.
 pub(crate) async fn kill_kubelet(setup: &Setup<'_>, node: &str) -> Result<()> {
     run(setup, node, KILL, &["process", "kubelet"]).await.map(drop).context(

@@ -11,6 +11,7 @@ pub(crate) const TWO_CONTAINERS: &str = include_str!("../../manifests/samples/tw
 pub(crate) const TWO_PODS: &str = include_str!("../../manifests/samples/two-pods.yaml");
 pub(crate) const CLAIM: &str = include_str!("../../manifests/samples/claim.yaml");
 pub(crate) const DEVICE_KEYS: &str = include_str!("../pods/device-keys.yaml");
+pub(crate) const SERVICE_ACCOUNTS: &str = include_str!("../pods/service-accounts.yaml");
 pub(crate) const SHARE: &str = include_str!("../pods/share.yaml");
 pub(crate) const SIZED: &str = include_str!("../pods/sized.yaml");
 pub(crate) const LATE: &str = include_str!("../pods/late.yaml");
@@ -206,7 +207,7 @@ mod tests {
             "r",
         ]);
         let mut count = 0;
-        for text in [TWO_CONTAINERS, TWO_PODS, DEVICE_KEYS, SHARE, SIZED, LATE, TOOL] {
+        for text in [TWO_CONTAINERS, TWO_PODS, DEVICE_KEYS, SERVICE_ACCOUNTS, SHARE, SIZED, LATE, TOOL] {
             for one in prepared(text, "ns", &args).unwrap() {
                 let typed: Pod = serde_json::from_value(one.clone()).unwrap();
                 assert_eq!(lost("pod", &one, &serde_json::to_value(&typed).unwrap()), [""; 0]);
@@ -218,7 +219,7 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 11);
+        assert_eq!(count, 14);
         // The comparison detects an unknown key.
         let mut wrong = prepared(LATE, "ns", &args).unwrap().remove(0);
         wrong["spec"]["containers"][0]["resource"] = json!({});

@@ -155,7 +155,10 @@ def check_default():
         expect(not context.get("privileged"), f"plugin/{each['name']}: privileged")
     identity = container(pod, "identity")
     expect(identity["securityContext"]["runAsUser"] == 65532, "identity: its user")
-    expect([m["mountPath"] for m in identity["volumeMounts"]] == ["/run/shmesh"], "identity: sees more than its directory")
+    token = "/var/run/secrets/kubernetes.io/serviceaccount"
+    expect([m["mountPath"] for m in identity["volumeMounts"]] == ["/run/shmesh", token], "identity: sees more than its directory")
+    reads = named(found, "ClusterRole", "shmesh-plugin-pods")["rules"]
+    expect(reads == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}], f"identity: rights: {reads}")
     expect(container(pod, "plugin")["securityContext"]["runAsUser"] == 0, "plugin: the kubelet's sockets are root's")
     strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
     expect(strategy["maxSurge"] == 0, "plugin: two of a domain on a node")
@@ -169,11 +172,15 @@ def check_default():
     expect(events["rules"] == [{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}], "events: rights")
     expect(events["metadata"]["namespace"] == "default", "events: a node's are in default")
     roles = [one for one in found if one["kind"] in ("Role", "ClusterRole")]
-    expect(len(roles) == 3, "there are more roles than are known here")
+    expect(len(roles) == 4, "there are more roles than are known here")
     tokens = [each["name"] for each in spec["initContainers"] + spec["containers"] if "api" in names_of(each)]
-    expect(tokens == ["plugin"], f"plugin: a token in {tokens}")
+    expect(tokens == ["plugin", "identity"], f"plugin: a token in {tokens}")
     expect("agent" in names_of(container(pod, "plugin")), "plugin: cannot see whether the identity service is there")
-    quiet = objects(render({"plugin": {"events": False}}))
+    nameless = objects(render({"plugin": {"identity": {"podNames": False}}}))
+    expect("shmesh-plugin-pods" not in [one["metadata"]["name"] for one in nameless], "without names there are rights for them")
+    without = container(named(nameless, "DaemonSet")["spec"]["template"], "identity")
+    expect("api" not in names_of(without) and "SHMESH_NODE" not in str(without["env"]), "without names there is a token")
+    quiet = objects(render({"plugin": {"events": False, "identity": {"podNames": False}}}))
     for one in quiet:
         expect(not one["metadata"]["name"].endswith("-events"), "without Events there are rights for them")
     without = named(quiet, "DaemonSet")["spec"]["template"]["spec"]
@@ -253,8 +260,8 @@ def check_dra():
     # Nothing of it is there with the device plugin.
     without = objects(render({"config": {"mode": "devicePlugin", "pools": [pool]}}))
     default = objects(render({"config": {"pools": [pool]}}))
-    kinds = {one["kind"] for one in without}
-    expect(not kinds & {"DeviceClass", "ValidatingAdmissionPolicy"}, "device plugin: objects of mode dra")
+    dra = [one for one in without if one["kind"] == "DeviceClass" or one["kind"].startswith("Validating")]
+    expect({one["metadata"]["name"] for one in dra} == {"shmesh-memory"}, "device plugin: objects of mode dra")
     same = [one for one in without if one["kind"] != "ConfigMap"] == [one for one in default if one["kind"] != "ConfigMap"]
     expect(same, "device plugin: writing the default mode changes something")
     # Two releases of a migration, which share a namespace.
@@ -318,24 +325,55 @@ def check_refusals():
     return len(cases)
 
 
-def check_restarts():
-    """A change restarts the plugin exactly if the plugin cannot reload it."""
-    def restarts_with(config):
-        plugin = named(objects(render({"config": config})), "DaemonSet", "shmesh-plugin")
-        return plugin["spec"]["template"]["metadata"]["annotations"]["shmesh.io/restarts-with"]
+def keys_of(schema, whole, path=""):
+    """Every key that has no keys of its own: `shm.unit`, `pools[].gid`."""
+    def found(one):
+        return whole["$defs"][one["$ref"].split("/")[-1]] if "$ref" in one else one
 
-    before = restarts_with({"pools": [POOL]})
-    restart = [{"userNamespaces": "mixed"}, {"mountPath": "/ipc"}, {"directory": "/dev/shm/elsewhere"}, {"gid": 60002}]
-    for change in restart:
-        expect(restarts_with({"pools": [{**POOL, **change}]}) != before, f"pools: {change} does not restart the plugin")
-    for change in [{"attachments": 3}, {"minFree": "64Mi"}]:
-        expect(restarts_with({"pools": [{**POOL, **change}]}) == before, f"pools: {change} restarts the plugin")
-    expect(restarts_with({"pools": [POOL], "shm": {"budget": "1Gi"}}) == before, "shm.budget restarts the plugin")
-    expect(restarts_with({"pools": [POOL], "cdi": {"directory": "/etc/cdi"}}) != before, "cdi does not restart the plugin")
-    expect(
-        restarts_with({"pools": [POOL], "poolsDirectory": "/dev/shm/elsewhere"}) != before,
-        "poolsDirectory does not restart the plugin",
-    )
+    for key, value in found(schema).get("properties", {}).items():
+        value = found(value)
+        items = found(value.get("items", {}))
+        if "properties" in value:
+            yield from keys_of(value, whole, f"{path}{key}.")
+        elif "properties" in items:
+            yield from keys_of(items, whole, f"{path}{key}[].")
+        else:
+            yield path + key
+
+
+def set_key(config, key, value):
+    *parents, last = key.split(".")
+    for parent in parents:
+        config = config["pools"][0] if parent == "pools[]" else config.setdefault(parent, {})
+    config[last] = value
+
+
+def check_restarts():
+    """A change restarts the plugin exactly if the plugin cannot reload it: for every key that there is."""
+    def template(config):
+        return named(objects(render({"config": config})), "DaemonSet", "shmesh-plugin")["spec"]["template"]
+
+    changes = yaml.load((CHART / "tests/restarts.yaml").read_text(), Strict)
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = set(keys_of(schema["properties"]["config"], schema))
+    expect(known == set(changes), f"restarts.yaml lacks, or has too many, of the keys of config: {sorted(known ^ set(changes))}")
+    for key, change in changes.items():
+        before = {"pools": [dict(POOL)]}
+        for other, value in change.get("base", {}).items():
+            set_key(before, other, value)
+        after = json.loads(json.dumps(before))
+        set_key(after, key, change["to"])
+        old = template(before)
+        try:
+            new = template(after)
+        except Exception as error:  # noqa: BLE001 - the library's own kinds
+            expect(change["does"] == "refused", f"{key}: the chart refuses {change['to']}: {error}")
+            continue
+        found = "reload" if old == new else "restart"
+        expect(found == change["does"], f"a change of {key} does a {found}, and should do a {change['does']}")
+    # What is written and is the default is no change.
+    written = {"pools": [dict(POOL)], "kubelet": {"registration": "legacy"}, "cdi": {"enabled": True}}
+    expect(template(written) == template({"pools": [dict(POOL)]}), "a default that is written restarts the plugin")
 
 
 def check_config(plugin):
@@ -396,11 +434,17 @@ def rendered_manifests():
 
 def check_policy(bless):
     """The chart's policies are the injector's, and nothing is left to fill in."""
-    for name in ("policy.yaml", "claims.yaml"):
+    for name in ("policy.yaml", "claims.yaml", "memory.yaml"):
         theirs, ours = ROOT / "plugin/injector/policy" / name, CHART / "policy" / name
         if bless:
             ours.write_text(theirs.read_text())
         expect(ours.read_text() == theirs.read_text(), f"helm/policy/{name} is not the injector's: run with SHMESH_BLESS=1")
+    for unit, written in (("64Mi", "64Mi"), (134217728, "134217728")):
+        text = render({"config": {"shm": {"unit": unit}}})["shmesh/templates/memory-policy.yaml"]
+        expect(not re.search(r"@[A-Z]+@", text) and f'quantity("{written}")' in text, f"memory: the unit {unit} is not filled in")
+    for config in ({"mode": "dra"}, {"shm": {"budget": 0}}):
+        left = [one["metadata"]["name"] for one in objects(render({"config": config})) if one["metadata"]["name"] == "shmesh-memory"]
+        expect(not left, f"memory: a policy without its resource, with {config}")
     text = render({"config": {"mode": "dra"}})["shmesh/templates/claims-policy.yaml"]
     expect(not re.search(r"@[A-Z]+@", text), "claims: something is not filled in")
     values = yaml.load((CHART / "tests/values/policy.yaml").read_text(), Strict)
@@ -489,21 +533,22 @@ def check_e2e(plugin):
         for one in yaml.load_all(file.read_text(), Strict):
             count += 1
             validate(one, file.name)
-            if file.name != "tool.yaml":
+            if one["kind"] == "Pod" and file.name != "tool.yaml":
                 restricted(one, file.name)
     values = yaml.load((ROOT / "e2e/values.yaml").read_text(), Strict)
     config = named(objects(render(values)), "ConfigMap", "shmesh-injector")["data"]["injector.yaml"]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as told:
         told.write(config)
         told.flush()
-        command = [plugin, "inject", "-f", str(ROOT / "e2e/pods/device-keys.yaml"), "--config", told.name]
-        ran = subprocess.run(command, capture_output=True, text=True)
-    expect(ran.returncode == 0, f"device-keys.yaml: not injected: {ran.stderr}")
-    for one in yaml.load_all(ran.stdout, Strict):
-        if one:
-            restricted(one, "device-keys.yaml, injected")
-            limits = one["spec"]["containers"][0]["resources"]["limits"]
-            expect("shmesh.io/fronthaul" in limits, f"device-keys.yaml: {one['metadata']['name']} has no pool")
+        for name in ("device-keys.yaml", "service-accounts.yaml"):
+            command = [plugin, "inject", "-f", str(ROOT / "e2e/pods" / name), "--config", told.name]
+            ran = subprocess.run(command, capture_output=True, text=True)
+            expect(ran.returncode == 0, f"{name}: not injected: {ran.stderr}")
+            for one in yaml.load_all(ran.stdout, Strict):
+                if one and one["kind"] == "Pod":
+                    restricted(one, f"{name}, injected")
+                    limits = one["spec"]["containers"][0]["resources"]["limits"]
+                    expect("shmesh.io/fronthaul" in limits, f"{name}: {one['metadata']['name']} has no pool")
     return count
 
 

@@ -26,6 +26,7 @@ the directory of the socket. Mount the directory, not the socket, into pods: a r
 Examples:
   shmesh-plugin identity
   shmesh-plugin identity --socket /tmp/agent.sock --socket-mode 0600 --pods pods.yaml --log-format text
+  shmesh-plugin identity --node worker-1                # names of pods from the API server
   shmesh-plugin identity --check                       # for a probe: does the service answer?
 
 Signals: SIGTERM and SIGINT drain and exit, SIGHUP reloads the file of pods.
@@ -189,6 +190,10 @@ pub(crate) struct IdentityArgs {
     /// File with the pods of this node (YAML or JSON), which confirms uids and adds names
     #[arg(long, value_name = "FILE", env = "SHMESH_IDENTITY_PODS")]
     pub(crate) pods: Option<PathBuf>,
+    /// Name of this node: its pods are read from the API server, which confirms uids and adds names. Needs the rights to list and
+    /// watch pods
+    #[arg(long, value_name = "NAME", env = "SHMESH_NODE", conflicts_with = "pods", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) node: Option<String>,
     /// Fail in a nested pid namespace; do not use in kind, where the node itself is nested
     #[arg(long, env = "SHMESH_IDENTITY_REQUIRE_INITIAL_PID_NAMESPACE")]
     pub(crate) require_initial_pid_namespace: bool,
@@ -243,7 +248,15 @@ impl IdentityArgs {
         require_initial_pid_namespace: bool,
     ) -> Self {
         let idle = DEFAULT_IDLE.parse().unwrap_or(Seconds(600));
-        Self { socket, socket_mode: FileMode(0o666), pods, require_initial_pid_namespace, idle, check: false }
+        Self {
+            socket,
+            socket_mode: FileMode(0o666),
+            pods,
+            node: None,
+            require_initial_pid_namespace,
+            idle,
+            check: false,
+        }
     }
 }
 

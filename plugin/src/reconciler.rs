@@ -13,13 +13,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::cdi::{CdiDevices, SpecFiles};
-use crate::config::{Config, FrontEnd, Limits, Override, Pool, stamp};
+use crate::config::{Config, FrontEnd, Limits, Override, check_reload, stamp};
 use crate::devices::{self, Accelerator, DeviceInventory, NodeRoots, fake};
 use crate::events::EventType;
 use crate::health::HealthChecker;
 use crate::kubelet::{self, Registrar, ResourceOffer};
 use crate::pools;
-use crate::resource::allocate::AllocateSettings;
 use crate::resource::{MAX_LIST_BYTES, NodeResources, Resource, ResourceKind, plan, slots_bytes};
 
 /// Interval for polling the configuration file.
@@ -342,27 +341,7 @@ impl Reconciler {
             tokio::task::spawn_blocking(move || source.load()).await.context("loading was interrupted");
         let loaded = loaded.and_then(|loaded| loaded.map_err(Into::into));
         let outcome = loaded.context("keeping the previous configuration").and_then(|config| {
-            let fixed = |config: &Config| {
-                let Config { mode, dra, host_root, kubelet, cdi, identity, .. } = config.clone();
-                (mode, dra, host_root, kubelet, cdi, identity, AllocateSettings::of(config))
-            };
-            ensure!(
-                fixed(&config) == fixed(&self.config),
-                "keeping the previous configuration: domain, mode, dra, hostRoot, kubelet, cdi and identity can only be changed by a restart"
-            );
-            for pool in &config.pools {
-                let given = |pool: &Pool, config: &Config| {
-                    (pool.directory(config), pool.mount_path.clone(), pool.gid(), pool.user_namespaces)
-                };
-                let before = self.config.pools.iter().find(|before| before.name == pool.name);
-                // A restarting container combines its old allocation with the current CDI specification.
-                ensure!(
-                    before.is_none_or(|before| given(before, &self.config) == given(pool, &config)),
-                    "keeping the previous configuration: directory, mountPath, gid and userNamespaces of pool {} can only be \
-                     changed by a restart; or rename the pool",
-                    pool.name
-                );
-            }
+            check_reload(&self.config, &config)?;
             Ok(config)
         });
         self.node.metrics.reloaded(outcome.is_ok());

@@ -1,5 +1,5 @@
-//! Kills every component in turn while messages flow. No other component restarts, no message is lost, and
-//! pods that start later get their resources.
+//! Kills every component in turn while messages flow, then all processes of pods together, many times. No other component
+//! restarts, no message is lost, and pods that start later get their resources.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -35,7 +35,54 @@ pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
     let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [there]}});
     late["spec"]["affinity"] = json!({"nodeAffinity": required});
     setup.cluster.apply(&late).await?;
-    setup.wait_for(namespace, "late", pods::succeeded).await.map(drop)
+    setup.wait_for(namespace, "late", pods::succeeded).await?;
+    for round in 1..=setup.args.kill_rounds {
+        together(setup, namespace, round)
+            .await
+            .with_context(|| format!("round {round} of kills together"))?;
+    }
+    Ok(())
+}
+
+/// Kills all processes of one of the two pods, or of both, which run as different users. The pods are new, because a kubelet
+/// restarts a container that has crashed before with a delay.
+async fn together(setup: &Setup<'_>, namespace: &str, round: u32) -> Result<()> {
+    for pod in ["phy", "mac"] {
+        setup.cluster.delete_pod(namespace, pod).await?;
+    }
+    let on = two_pods::start(setup, namespace).await?;
+    let victims: &[&str] = match round % 3 {
+        0 => &["phy", "mac"],
+        1 => &["phy"],
+        _ => &["mac"],
+    };
+    let mut expected = setup.restarts(namespace).await?;
+    let mut ids = Vec::new();
+    for pod in victims {
+        for container in pods::containers(&setup.cluster.pod(namespace, pod).await?) {
+            ids.push(pods::container_id(container)?.to_owned());
+            expected.insert(format!("{pod}/{}", container.name), container.restart_count + 1);
+        }
+    }
+    node::kill_together(setup, &on, round, &ids).await?;
+    let is_back = async || {
+        let found = setup.restarts(namespace).await?;
+        let mut ready = true;
+        for pod in victims {
+            ready &= pods::is_ready(&setup.cluster.pod(namespace, pod).await?);
+        }
+        let what = format!("restarts of containers are {found:?}, and should be {expected:?}");
+        let is_over = found.iter().any(|(name, count)| expected.get(name).is_some_and(|most| count > most));
+        Ok(match (found == expected, ready) {
+            (true, true) => PollResult::There(()),
+            (true, false) => PollResult::NotYet(format!("{what}; not all pods are ready")),
+            (false, _) if is_over => PollResult::Never(what),
+            (false, _) => PollResult::NotYet(what),
+        })
+    };
+    let what = format!("{victims:?} after all their processes were killed");
+    setup.cluster.pace.until(&what, is_back).await?;
+    goes_on(setup, namespace, &on).await
 }
 
 async fn kill(setup: &Setup<'_>, namespace: &str, pod: &str, container: &str, on: &str) -> Result<()> {

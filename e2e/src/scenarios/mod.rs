@@ -7,8 +7,8 @@
 //! | `two_containers` | a link inside a pod |
 //! | `two_pods` | a link through a pool between pods of different users |
 //! | `share` | a pool for programs of two pods that know nothing of shmesh |
-//! | `device_keys` | a device key works only for the admitted process |
-//! | `kills` | sidecar, applications, plugin, identity service and kubelet are killed in turn |
+//! | `device_keys` | a device key works only for the admitted process, or the admitted service account |
+//! | `kills` | sidecar, applications, plugin, identity service and kubelet are killed in turn, then all processes of pods together |
 //! | `upgrade` | the chart is upgraded and rolled back while messages flow |
 //! | `claim` | a link in a ResourceClaim between pods of different users, in both orders of creation; only if asked for |
 //! | `uninstall` | only documented files remain on the nodes |
@@ -50,9 +50,9 @@ pub(crate) enum Scenario {
     TwoPods,
     /// Two pods of different users share /dev/shm by one annotation, with programs that know nothing of shmesh
     Share,
-    /// A device key works for the admitted pod and is refused to another pod that has it
+    /// A device key works for the admitted pod or service account and is refused to another pod that has it
     DeviceKeys,
-    /// Sidecar, both applications, plugin, identity service and kubelet are killed in turn without losing messages
+    /// Sidecar, both applications, plugin, identity service and kubelet are killed in turn, then all processes of pods together, without losing messages
     Kills,
     /// The chart is upgraded and rolled back while pods exchange messages
     Upgrade,

@@ -4,10 +4,13 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use crate::support::container::tool;
 use crate::support::machine::{Machine, POOL, RunningProcess, SHM, drain};
-use crate::support::program;
+use crate::support::{child_of, program};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use shmesh_testing::{Peer, Watchdog, is_root, until};
 
@@ -240,4 +243,91 @@ async fn container_gets_exactly_its_units_of_shared_memory() {
     );
     assert_eq!(full.trim(), "all\nfull");
     assert_eq!(in_it("id -u").trim(), DU.to_string());
+}
+
+/// Kills all these processes, in an order and with pauses that differ from round to round.
+fn kill_together(mut pids: Vec<i32>, round: u32) {
+    let mut random = u64::from(round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    while !pids.is_empty() {
+        let at = usize::try_from(next(pids.len() as u64)).unwrap();
+        kill(Pid::from_raw(pids.swap_remove(at)), Signal::SIGKILL).unwrap();
+        if next(2) == 0 {
+            std::thread::sleep(Duration::from_micros(next(5_000)));
+        }
+    }
+}
+
+/// A pod's sidecar and application, another pod's application, or all three are killed at once and started again. What was sent to
+/// a side that died is received by its successor, as long as one process of the link has lived.
+async fn pods_killed_together(rounds: u32) {
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::start().await;
+    let (du, ric) = du_and_ric(&machine).await;
+    let mut keeper = sidecar(&machine, &du);
+    let (mut phy, mut mac) = (app(&machine, &du, "app"), app(&machine, &ric, "app"));
+    phy.tell("attach link primary 10000");
+    mac.tell("attach link secondary 10000");
+    for round in 0..rounds {
+        talk(&mut phy, &mut mac, 0);
+        phy.tell(&format!("send {round} down"));
+        mac.tell(&format!("send {round} up"));
+        let (kills_du, kills_ric) = (round % 3 != 1, round % 3 != 0);
+        let mut victims = Vec::new();
+        if kills_du {
+            victims.extend([keeper.0.id(), phy.pid()]);
+        }
+        if kills_ric {
+            victims.push(mac.pid());
+        }
+        kill_together(victims.into_iter().map(|unshare| child_of(unshare).parse().unwrap()).collect(), round);
+        if kills_ric {
+            mac.kill();
+            machine.node.restart_container(&ric.uid, "app").await.unwrap();
+            mac = app(&machine, &ric, "app");
+        }
+        if kills_du {
+            drop(keeper);
+            phy.kill();
+            for container in ["sidecar", "app"] {
+                machine.node.restart_container(&du.uid, container).await.unwrap();
+            }
+            keeper = sidecar(&machine, &du);
+            phy = app(&machine, &du, "app");
+            phy.tell("attach link primary 10000");
+        }
+        if kills_ric {
+            mac.tell("attach link secondary 10000");
+        }
+        if kills_du != kills_ric {
+            assert_eq!(phy.ask("receive"), format!("{round} up"), "round {round}");
+            assert_eq!(mac.ask("receive"), format!("{round} down"), "round {round}");
+        } else {
+            // The plugin may have removed the link meanwhile, with its messages.
+            for side in [&mut phy, &mut mac] {
+                while side.ask("receive") != "none" {}
+            }
+        }
+    }
+    talk(&mut phy, &mut mac, 0);
+    drop(keeper);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_killed_together_lose_no_message() {
+    let _watchdog = Watchdog::start();
+    pods_killed_together(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: a hundred rounds"]
+async fn pods_killed_together_a_hundred_times_lose_no_message() {
+    pods_killed_together(100).await;
 }

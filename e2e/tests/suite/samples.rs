@@ -121,13 +121,22 @@ fn leaked_device_key_is_refused() {
     let mut right = talk("secondary", &[]);
     assert!(attached(&mut right).map_while(Result::ok).any(|line| line.starts_with("read 1048576 bytes")));
     right.end();
-    let output = {
+    lender.end();
+    for flags in [&["--ask-for", "1"][..], &["--refused"], &["--service-account", "a/b"]] {
         let mut command = Command::new(program("shmesh"));
-        command.args(["talk", "weights", "--side", "secondary", "--ask-for", "1"]);
-        command.env("SHMESH_DIR", dir.path()).output().unwrap()
-    };
-    assert_eq!(output.status.code(), Some(2), "it is for --region");
-    for one in [lender, sidecar] {
+        command.args(["talk", "weights", "--side", "secondary"]).args(flags);
+        let output = command.env("SHMESH_DIR", dir.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flags:?} is for --region");
+    }
+
+    // What `e2e/pods/service-accounts.yaml` runs, outside of pods: no process has a service account.
+    let mut owner = talk("primary", &["--service-account", "radio/reader"]);
+    let _read = attached(&mut owner);
+    let mut stranger = talk("secondary", &["--refused"]);
+    let said: Vec<_> = attached(&mut stranger).map_while(Result::ok).collect();
+    assert!(stranger.0.wait().unwrap().success(), "{said:?}");
+    assert_eq!(said[0], "refused: the key is not for this process");
+    for one in [owner, sidecar] {
         one.end();
     }
 }

@@ -95,6 +95,30 @@ fn kill_script_kills_exactly_one_container() {
 }
 
 #[test]
+fn kill_script_kills_containers_together() {
+    let of = |id: &str| format!("0::/kubepods/pod1/{id}\n");
+    let kill = |args: &[&str]| {
+        let mut node = Node::new(&[
+            (&of(VICTIM), "sidecar"),
+            (&of(OTHER), "app"),
+            (&of(&"a".repeat(64)), "other"),
+            (&of(VICTIM), "child"),
+        ]);
+        let output = node.kill(args);
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(said(&output), format!("killed 3 of together {}\n", args[1]));
+        node.wait_for(&[0, 1, 3]);
+        assert_eq!(node.dead()[2], None);
+    };
+    kill(&["together", "1", VICTIM, OTHER]);
+    kill(&["together", "65535", OTHER, VICTIM]);
+    let node = Node::new(&[(&of(VICTIM), "app")]);
+    for wrong in [&["together", "1"][..], &["together", "x", VICTIM], &["together", "1", VICTIM, "."]] {
+        assert_eq!(node.kill(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn kill_script_finds_the_kubelet_by_name() {
     let mut node =
         Node::new(&[("0::/a\n", "kubelet"), ("0::/kubelet\n", "kubelet-proxy"), ("0::/kubelet\n", "sh")]);

@@ -20,12 +20,14 @@ duplicate messages are reported, and the exit status is then 1. A restarted proc
 
 With --region the primary exports memory as a fake device, admits every process that asks, and hands out the key; the secondary
 imports and reads it. This needs a sidecar. With --ask-for the secondary has another process admitted and tries the key
-itself: it succeeds only if it is refused.
+itself: it succeeds only if it is refused. With --service-account the primary admits a service account instead of processes,
+and --refused succeeds in the secondary only if it is refused.
 
 Examples:
   shmesh talk fronthaul --side primary
   shmesh talk fronthaul --side secondary --seconds 10
   shmesh talk fronthaul --side primary --region
+  shmesh talk fronthaul --side primary --region --service-account radio/mac
 
 The command waits for the link and runs until SIGTERM or SIGINT.";
 
@@ -65,6 +67,12 @@ pub(crate) struct Args {
     /// For the secondary with --region: have this process of the node admitted instead, and expect a refusal
     #[arg(long, value_name = "PID", requires = "region", value_parser = clap::value_parser!(i32).range(1..))]
     ask_for: Option<i32>,
+    /// For the primary with --region: admit this service account, and no process that asks
+    #[arg(long, value_name = "NAMESPACE/NAME", requires = "region")]
+    service_account: Option<String>,
+    /// For the secondary with --region: expect a refusal
+    #[arg(long, requires = "region")]
+    refused: bool,
     #[command(flatten)]
     dir: Dir,
 }
@@ -229,6 +237,10 @@ struct RegionExchange {
     wants: bool,
     /// The process to admit instead of this one.
     ask_for: Option<i32>,
+    /// Whether a service account is admitted, and no process.
+    is_for_account: bool,
+    /// Whether the import must be refused.
+    must_be_refused: bool,
     /// The process that the key was requested for.
     asked: Option<u64>,
     /// Whether the import was refused, as expected.
@@ -248,6 +260,8 @@ impl RegionExchange {
                 key: None,
                 wants: true,
                 ask_for: args.ask_for,
+                is_for_account: false,
+                must_be_refused: args.refused || args.ask_for.is_some(),
                 asked: None,
                 is_refused: false,
             });
@@ -256,7 +270,19 @@ impl RegionExchange {
         let bytes: Vec<u8> = (0..usize::try_from(REGION)?).map(byte).collect();
         memory.write_at(0, &bytes)?;
         let key = session.export_key(memory, ExportFlags::DEFAULT)?;
-        Ok(Self { session, key: Some(key), wants: false, ask_for: None, asked: None, is_refused: false })
+        if let Some(account) = &args.service_account {
+            session.admit(&key, &[], &[account])?;
+        }
+        Ok(Self {
+            session,
+            key: Some(key),
+            wants: false,
+            ask_for: None,
+            is_for_account: args.service_account.is_some(),
+            must_be_refused: false,
+            asked: None,
+            is_refused: false,
+        })
     }
 
     fn ask(&mut self, link: &Link) -> Result<()> {
@@ -279,27 +305,35 @@ impl RegionExchange {
     fn lend(&mut self, link: &Link, tgid: u64, out: &mut dyn Write) -> Result<()> {
         let Some(key) = &self.key else { return Ok(()) };
         let Ok(tgid) = i32::try_from(tgid) else { return Ok(()) };
-        self.session.set_import_pid(key, &[BareTgid(tgid)])?;
+        if !self.is_for_account {
+            self.session.set_import_pid(key, &[BareTgid(tgid)])?;
+        }
         let mut loan = link.loan()?;
         let answer = [&u64::from(tgid.unsigned_abs()).to_le_bytes(), &key.as_bytes()[..]].concat();
         loan.resize_msg(answer.len())?.copy_from_slice(&answer);
         loan.with_msg_id(KEY).send().map_err(shmesh::Error::from)?;
         link.notify()?;
-        writeln!(out, "admitted process {tgid} to {REGION} bytes")?;
+        if self.is_for_account {
+            writeln!(out, "sent the key of {REGION} bytes to process {tgid}")?;
+        } else {
+            writeln!(out, "admitted process {tgid} to {REGION} bytes")?;
+        }
         Ok(out.flush()?)
     }
 
     fn read(&mut self, key: Option<DeviceKey>, out: &mut dyn Write) -> Result<()> {
         let Some(key) = key.filter(|_| self.wants) else { return Ok(()) };
-        let memory = match (self.session.import_by_key(&key), self.ask_for) {
-            (Err(error), Some(other)) if matches!(error.kind(), shmesh::ErrorKind::Denied { .. }) => {
+        let whose = match self.ask_for {
+            Some(other) => format!("for process {other}"),
+            None => "not for this process".to_owned(),
+        };
+        let memory = match (self.session.import_by_key(&key), self.must_be_refused) {
+            (Err(error), true) if matches!(error.kind(), shmesh::ErrorKind::Denied { .. }) => {
                 (self.wants, self.is_refused) = (false, true);
-                writeln!(out, "refused: the key is for process {other}")?;
+                writeln!(out, "refused: the key is {whose}")?;
                 return Ok(out.flush()?);
             }
-            (Ok(_), Some(other)) => {
-                bail!("the import succeeded, although the key admits only process {other}")
-            }
+            (Ok(_), true) => bail!("the import succeeded, although the key is {whose}"),
             (imported, _) => imported?,
         };
         let mut bytes = vec![0; usize::try_from(REGION)?];

@@ -86,7 +86,7 @@ pub struct Pod {
     /// Its service account; empty if unknown.
     #[prost(string, tag = "6")]
     pub service_account: String,
-    /// Whether the source of pods knows this uid and container.
+    /// Whether the source of pods vouches for the namespace, name and service account.
     #[prost(bool, tag = "7")]
     pub confirmed: bool,
 }

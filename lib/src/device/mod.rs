@@ -33,7 +33,7 @@ mod library;
 mod pool;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub struct BareTgid(pub i32);
 pub struct ExportFlags(pub u64);
 
 impl ExportFlags {
-    /// Only processes that [`Session::set_import_pid`] admits.
+    /// Only processes that [`Session::set_import_pid`] or [`Session::admit`] admits.
     pub const DEFAULT: Self = Self(0);
     /// Every process that knows the key. The operator's policy must permit it.
     pub const DISABLE_PID_VALIDATION: Self = Self(1);
@@ -192,7 +192,15 @@ impl<M: DeviceMemory> Session<M> {
         let reply::Result::Exported(exported) = result else { return Err(state.client.strange()) };
         let key = DeviceKey::from_wild(&exported.key).ok_or_else(|| state.client.strange())?;
         let secret = exported.secret;
-        let export = Export { memory, flags, secret, admitted: BTreeMap::new(), is_forced: false };
+        let export = Export {
+            memory,
+            flags,
+            secret,
+            admitted: BTreeMap::new(),
+            pods: BTreeSet::new(),
+            service_accounts: BTreeSet::new(),
+            is_forced: false,
+        };
         state.exports.insert(*key.as_bytes(), export);
         Ok(key)
     }
@@ -213,6 +221,31 @@ impl<M: DeviceMemory> Session<M> {
         let done = shared.done(state, &request::Op::SetImportPid(admit))?;
         if let Some(export) = state.exports.get_mut(key.as_bytes()) {
             export.admitted.extend(done.admitted.into_iter().map(|admitted| (admitted.bare_tgid, admitted)));
+        }
+        Ok(())
+    }
+
+    /// Admits all processes of pods and of service accounts, now and later, to a key of this process. Each is written
+    /// `namespace/name`. They match processes whose pod the node's identity service has confirmed.
+    ///
+    /// # Errors
+    /// [`Denied`](crate::ErrorKind::Denied) if this process has not exported the key;
+    /// [`Refused`](crate::ErrorKind::Refused) if a name has another form, or the key admits more than 64 of them.
+    pub fn admit(&mut self, key: &DeviceKey, pods: &[&str], service_accounts: &[&str]) -> Result<()> {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let (pods, service_accounts) = (owned(pods), owned(service_accounts));
+        let admit = SetImportPid {
+            key: key.as_bytes().to_vec(),
+            pods: pods.clone(),
+            service_accounts: service_accounts.clone(),
+            ..SetImportPid::default()
+        };
+        let shared = self.shared()?;
+        let state = &mut *shared.lock();
+        shared.done(state, &request::Op::SetImportPid(admit))?;
+        if let Some(export) = state.exports.get_mut(key.as_bytes()) {
+            export.pods.extend(pods);
+            export.service_accounts.extend(service_accounts);
         }
         Ok(())
     }

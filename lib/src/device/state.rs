@@ -3,7 +3,7 @@
 //! A thread waits for the end of the connection, so that the program need not call anything: a process that uses mapped
 //! memory may compute for hours without a call. The thread starts with the first key.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use shmesh_proto::broker::{
     self, Admitted, Claim, Code, Done, ExportKey, Hello, Restore, event::Happened, reply, request,
 };
 use shmesh_proto::key::KEY_BYTES;
-use shmesh_proto::limits::MAX_RESTORED_PIDS;
+use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_RESTORED_PIDS, MAX_SUBJECT_BYTES};
 use shmesh_sys::epoll::Epoll;
 use shmesh_sys::eventfd::Doorbell;
 use shmesh_sys::poll::{self, Watch};
@@ -28,6 +28,9 @@ const AWAY_LIMIT: Duration = ANSWER_LIMIT;
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_millis(500);
 
+/// Pods or service accounts in one packet: these of the longest names take half of it.
+const RESTORED_NAMES: usize = MAX_PACKET_BYTES / 2 / MAX_SUBJECT_BYTES;
+
 pub(super) type KeyBytes = [u8; KEY_BYTES];
 
 /// An export of this session.
@@ -39,6 +42,10 @@ pub(super) struct Export<M> {
     /// Proves to a new sidecar that the key is ours. Empty if the sidecar does not restore keys.
     pub(super) secret: Vec<u8>,
     pub(super) admitted: BTreeMap<i32, Admitted>,
+    /// `namespace/name` of each pod that it admits.
+    pub(super) pods: BTreeSet<String>,
+    /// The same of service accounts.
+    pub(super) service_accounts: BTreeSet<String>,
     /// Whether it was closed by force, so that it may still be mapped elsewhere.
     pub(super) is_forced: bool,
 }
@@ -266,21 +273,32 @@ fn restore_export<M: DeviceMemory>(
         return Ok(Registration::Lost);
     }
     let admitted: Vec<_> = export.admitted.values().copied().collect();
-    let mut pages: Vec<_> = admitted.chunks(MAX_RESTORED_PIDS).map(<[_]>::to_vec).collect();
+    let mut pages: Vec<_> = admitted
+        .chunks(MAX_RESTORED_PIDS)
+        .map(|page| Restore { admitted: page.to_vec(), ..Restore::default() })
+        .collect();
+    let pods: Vec<_> = export.pods.iter().cloned().collect();
+    let accounts: Vec<_> = export.service_accounts.iter().cloned().collect();
+    let of_pods = pods.chunks(RESTORED_NAMES).map(|page| (page.to_vec(), Vec::new()));
+    let of_accounts = accounts.chunks(RESTORED_NAMES).map(|page| (Vec::new(), page.to_vec()));
+    pages.extend(of_pods.chain(of_accounts).map(|(pods, service_accounts)| Restore {
+        pods,
+        service_accounts,
+        ..Restore::default()
+    }));
     if pages.is_empty() {
-        pages.push(Vec::new());
+        pages.push(Restore::default());
     }
     let fds: Vec<_> = export.memory.fd().into_iter().collect();
     let last = pages.len() - 1;
-    for (page, admitted) in pages.into_iter().enumerate() {
+    for (page, names) in pages.into_iter().enumerate() {
         let restore = Restore {
             key: key.to_vec(),
             secret: export.secret.clone(),
             export: Some(exported(&export.memory, export.flags)),
-            admitted,
             closing: export.is_forced,
             more: page < last,
-            ..Restore::default()
+            ..names
         };
         match registered(client, request::Op::Restore(restore), &fds)? {
             Registration::Yes => {}

@@ -123,6 +123,7 @@ impl Sessions {
             ["admit", key, tgid] => {
                 session.set_import_pid(&key_of(key), &[BareTgid(tgid.parse().expect("a tgid"))])?
             }
+            ["admit-account", key, account] => session.admit(&key_of(key), &[], &[account])?,
             ["import", key] => {
                 let memory = session.import_by_key(&key_of(key))?;
                 let mut bytes = [0; 8];

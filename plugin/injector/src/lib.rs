@@ -69,7 +69,7 @@ pub use config::{Config, Limits, Pool, Shm, Sidecar, UserNamespaces, schema};
 pub use domain_claim::{ClaimKind, claims};
 pub use edit::Operation;
 pub use inject::{Injection, inject};
-pub use policy::{CLAIMS_POLICY, POLICY, claims_policy, policy};
+pub use policy::{CLAIMS_POLICY, MEMORY_POLICY, POLICY, claims_policy, memory_policy, policy};
 pub use quantity::bytes_of;
 pub use refusal::Refusal;
 pub use shmesh_sys::quantity::Bytes;

@@ -1,4 +1,4 @@
-//! Admission policies: for injection instead of a server, and for claims.
+//! Admission policies: for injection instead of a server, for private shared memory, and for claims.
 
 use crate::config::Config;
 
@@ -34,6 +34,22 @@ pub fn policy(config: &Config, namespace: &str) -> String {
         ("@AGENT@", &config.agent_resource),
     ];
     marks.into_iter().fold(POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
+}
+
+/// Template of the policy for private shared memory, with placeholders as in [`POLICY`].
+pub const MEMORY_POLICY: &str = include_str!("../policy/memory.yaml");
+
+/// Renders the ValidatingAdmissionPolicy that refuses containers with more private shared memory, in units of `unit`, than their
+/// memory limit, and its binding. `name` is that of the release's objects.
+///
+/// ```
+/// let text = shmesh_injector::memory_policy("shmesh", "shmesh.io", "64Mi");
+/// assert!(text.contains("name: \"shmesh-memory\"") && !text.contains('@'));
+/// ```
+#[must_use]
+pub fn memory_policy(name: &str, domain: &str, unit: &str) -> String {
+    let marks = [("@NAME@", name), ("@DOMAIN@", domain), ("@UNIT@", unit)];
+    marks.into_iter().fold(MEMORY_POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
 }
 
 /// Template of the policies for mode `dra`, with placeholders as in [`POLICY`].

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `mod.rs` | all keys with defaults and meaning |
 //! | `quantity.rs` | shares of the node's memory (`50%`) |
+//! | `reload.rs` | checks whether a running plugin can take over a changed configuration |
 //! | `source.rs` | merges the file and `--set` into one document |
 //! | `shape.rs` | checks the document against the schema and reports every mismatch |
 //! | `rules.rs` | checks rules that the schema cannot express and reports every violation |
 
 mod quantity;
+mod reload;
 mod rules;
 mod shape;
 mod source;
@@ -23,6 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use quantity::Budget;
+pub(crate) use reload::check_reload;
 pub(crate) use rules::{Limits, check_mount_path, default_gid};
 pub(crate) use shape::conform;
 pub(crate) use shmesh_sys::quantity::Bytes;

@@ -37,5 +37,17 @@ pub(super) const REPORT: Duration = Duration::from_secs(60);
 /// Maximum size of a file of pods.
 pub(super) const MAX_PODS_BYTES: u64 = 4 << 20;
 
+/// Maximum size of a list of the node's pods. Users decide how large their pods are, and the chart limits the service to 32 MiB.
+pub(super) const MAX_LIST_BYTES: usize = 16 << 20;
+
+/// Maximum number of pods of the node that are kept from the API server. A kubelet runs 110 by default.
+pub(super) const MAX_PODS: usize = 1024;
+
+/// Maximum number of containers of such a pod whose names are kept.
+pub(super) const MAX_CONTAINERS_PER_POD: usize = 64;
+
+/// Time after the start in which answers wait for the first list of pods.
+pub(super) const FIRST_LIST: Duration = Duration::from_millis(500);
+
 /// Maximum number of containers in a file of pods.
 pub(super) const MAX_CONTAINERS: usize = 4096;

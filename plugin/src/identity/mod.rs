@@ -9,12 +9,14 @@
 //! | `process.rs` | maps a pidfd to an identity with pod; the kernel calls are in `lib/sys` |
 //! | `cgroup.rs` | maps a cgroup path to a pod and container |
 //! | `pods.rs` | sources of pod names |
+//! | `node_pods.rs` | the pods of the node from the API server |
 //! | `counters.rs` | counters of outcomes |
 
 mod cgroup;
 mod clients;
 mod counters;
 mod limits;
+mod node_pods;
 mod pods;
 mod process;
 mod service;
@@ -33,12 +35,14 @@ use shmesh_sys::pidfd::PeerPidfd;
 use shmesh_sys::rlimit::OpenFiles;
 use shmesh_sys::{procfs, rlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use crate::RunError;
 use crate::args::IdentityArgs;
 use clients::Clients;
-use limits::{MAX_CONNECTIONS, RESERVED_FDS};
+use limits::{FIRST_LIST, MAX_CONNECTIONS, RESERVED_FDS};
+use node_pods::NodePods;
 use pods::{NoPods, PodFile, Pods};
 use service::ServiceState;
 
@@ -75,14 +79,23 @@ pub(crate) fn check(args: &IdentityArgs) -> Result<(), RunError> {
 #[derive(Debug)]
 pub(crate) struct IdentityService {
     args: IdentityArgs,
+    node_pods: Option<NodePodsTask>,
     service: Rc<ServiceState<procfs::Kernel>>,
 }
+
+/// The name of this node, and its pods.
+type NodePodsTask = (String, Rc<NodePods>);
 
 impl IdentityService {
     /// Checks the environment and loads the file of pods.
     pub(crate) fn new(args: &IdentityArgs) -> Result<Self, RunError> {
         check_environment(args.require_initial_pid_namespace).map_err(RunError::Environment)?;
-        let pods = load(args.pods.as_deref()).map_err(RunError::Config)?;
+        let node_pods = args.node.clone().map(|node| (node, Rc::new(NodePods::new())));
+        let pods: Rc<dyn Pods> = match &node_pods {
+            Some((_, pods)) => Rc::clone(pods) as Rc<dyn Pods>,
+            None => load(args.pods.as_deref()).map_err(RunError::Config)?,
+        };
+        let first_list = node_pods.as_ref().map(|(_, pods)| (pods.is_listed(), Instant::now() + FIRST_LIST));
         let max_connections = descriptors().map_err(RunError::Environment)?;
         let own_cgroup = procfs::own(procfs::ProcFile::Cgroup).context("cannot read /proc/self/cgroup");
         let roots = cgroup::CgroupRoots::of_own(&own_cgroup.map_err(RunError::Environment)?);
@@ -90,11 +103,12 @@ impl IdentityService {
             resolver: process::Resolver { proc: procfs::Kernel, roots },
             peer_pidfd: PeerPidfd::Newest,
             pods: RefCell::new(pods),
+            first_list,
             clients: Clients::new(max_connections),
             idle: args.idle.into(),
             counters: counters::Counters::default(),
         });
-        Ok(Self { args: args.clone(), service })
+        Ok(Self { args: args.clone(), node_pods, service })
     }
 
     /// Starts listening. Clients that connect before [`BoundService::run`] are queued.
@@ -102,7 +116,13 @@ impl IdentityService {
         let hup = signal(SignalKind::hangup())?;
         let listener = socket::Listener::bind(&self.args.socket, self.args.socket_mode.0)?;
         info!(socket = %self.args.socket.display(), mode = %self.args.socket_mode, "listening");
-        Ok(BoundService { hup, listener, pods: self.args.pods, service: self.service })
+        Ok(BoundService {
+            hup,
+            listener,
+            pods: self.args.pods,
+            node_pods: self.node_pods,
+            service: self.service,
+        })
     }
 }
 
@@ -112,17 +132,32 @@ pub(crate) struct BoundService {
     hup: Signal,
     listener: socket::Listener,
     pods: Option<std::path::PathBuf>,
+    node_pods: Option<NodePodsTask>,
     service: Rc<ServiceState<procfs::Kernel>>,
 }
 
 impl BoundService {
     /// Serves until `stop`. Must run in a `LocalSet`.
     pub(crate) async fn run(self, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-        let reloads = tokio::task::spawn_local(reload(self.hup, self.pods, Rc::clone(&self.service)));
+        let reloads = match self.node_pods {
+            Some((node, pods)) => tokio::task::spawn_local(async move {
+                // Ignores SIGHUP instead of ending by it.
+                let _hup = self.hup;
+                pods.follow(&node, connect).await;
+            }),
+            None => tokio::task::spawn_local(reload(self.hup, self.pods, Rc::clone(&self.service))),
+        };
         let outcome = self.service.run(self.listener, stop).await;
         reloads.abort();
         Ok(outcome?)
     }
+}
+
+/// Connects to the API server of this cluster. A watch may be silent for longer than any timeout of a request.
+async fn connect() -> anyhow::Result<kube::Client> {
+    let mut config = kube::Config::infer().await.context("no API server is configured")?;
+    config.read_timeout = None;
+    Ok(kube::Client::try_from(config)?)
 }
 
 /// Logs the namespaces, and fails in an environment where identities would be wrong.
@@ -149,7 +184,7 @@ fn check_environment(must_be_initial: bool) -> anyhow::Result<()> {
 
 fn load(path: Option<&Path>) -> anyhow::Result<Rc<dyn Pods>> {
     let Some(path) = path else {
-        warn!("no file of pods: pods have a uid but no name, and are not confirmed");
+        warn!("neither --node nor a file of pods: pods have a uid but no name, and are not confirmed");
         return Ok(Rc::new(NoPods));
     };
     let pods = PodFile::load(path)?;

@@ -14,8 +14,8 @@ use super::limits::{MAX_CONTAINERS, MAX_PODS_BYTES};
 
 /// A source of pod names. Lookups must not block.
 pub(crate) trait Pods: std::fmt::Debug {
-    /// Finds a pod by uid and container id. `confirmed` is set if both are known; for an unknown container
-    /// the result has no container name and is unconfirmed. Without a uid, the container id alone decides.
+    /// Finds a pod by uid and container id. `confirmed` is set if the source vouches for its names; for an unknown
+    /// container the result has no container name. Without a uid, the container id alone decides.
     fn find(&self, uid: Option<&str>, container_id: &str) -> Option<Pod>;
 }
 

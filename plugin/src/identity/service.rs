@@ -23,7 +23,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
 use super::clients::{ClientKey, Clients, ClosePermit, ConnectionPermit};
@@ -42,6 +42,8 @@ pub(crate) struct ServiceState<P> {
     pub(crate) peer_pidfd: PeerPidfd,
     /// Source of pod names, replaced on SIGHUP.
     pub(crate) pods: RefCell<Rc<dyn Pods>>,
+    /// Whether the source of pods has been read once, and how long answers wait for that.
+    pub(crate) first_list: Option<(watch::Receiver<bool>, Instant)>,
     /// Connected clients and their limits.
     pub(crate) clients: Clients,
     /// Idle limit of a connection.
@@ -166,6 +168,7 @@ impl<P: Proc + 'static> ServiceState<P> {
         mut stopping: watch::Receiver<bool>,
     ) {
         while let Some((received, closing)) = self.next(fd, permit, &mut stopping).await {
+            self.pods_listed().await;
             let reply = self.reply(received);
             closing.close(reply.leftovers);
             let bytes = packet::encode(&reply.answer);
@@ -219,6 +222,15 @@ impl<P: Proc + 'static> ServiceState<P> {
                 return None;
             }
             return Some((received, closing));
+        }
+    }
+
+    /// Waits for the first list of pods, for a short time after the start.
+    async fn pods_listed(&self) {
+        if let Some((is_listed, until)) = &self.first_list
+            && !*is_listed.borrow()
+        {
+            let _ = timeout_at(*until, is_listed.clone().wait_for(|is_listed| *is_listed)).await;
         }
     }
 

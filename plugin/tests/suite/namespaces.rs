@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::support::*;
+use k8s_openapi::api::core::v1::Pod as PodObject;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::mount::{MsFlags, mount};
 use nix::sched::CloneFlags;
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::sys::stat::fstat;
 use nix::unistd::ForkResult;
+use shmesh_fake_kubelet::{ApiServer, Clock};
 use shmesh_proto::identity::{PeerIdentity, Subject, Unknown};
 
 /// Connects to each path that it reads from its input, and holds the connections.
@@ -414,4 +416,39 @@ fn pod_comes_from_the_cgroup_and_is_confirmed_by_the_file() {
     }
     assert!(fs::read_to_string(client_cgroup.join("cgroup.procs")).unwrap().is_empty());
     let _ = listener.as_raw_fd();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_is_confirmed_by_the_api_server() {
+    let Some(mut cgroups) = is_root().then(Cgroup::new).flatten() else { return };
+    let server = ApiServer::new(Clock::runtime());
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("kubeconfig");
+    fs::write(&kubeconfig, ApiServer::kubeconfig(server.listen().await.unwrap())).unwrap();
+    let pod = serde_json::json!({
+        "metadata": {"namespace": "radio", "name": "du-0"},
+        "spec": {"nodeName": "n1", "serviceAccountName": "du", "containers": [{"name": "phy"}]},
+    });
+    let pod: PodObject = serde_json::from_value(pod).unwrap();
+    let uid = server.create(&pod).unwrap().metadata.uid.unwrap();
+    let cgroup = cgroups.make(&format!("kubepods/burstable/pod{uid}/{}", "c".repeat(64)));
+    let service = Service::start_with(&["--node", "n1"], |command| {
+        command.env("KUBECONFIG", &kubeconfig);
+    });
+    let listener = listen_on(&dir.path().join("x"));
+    let mut client = Helper::start_prepared("client", "", false, |command| join(command, &cgroup, false));
+    client.say(dir.path().join("x").to_str().unwrap());
+    let accepted = accept(&listener);
+    let mut asker = service.asker();
+    let mut ask = || asker.ask(Subject::Socket, &accepted).unwrap().pod.unwrap();
+    let found = ask();
+    assert_eq!((found.uid.as_str(), found.namespace.as_str(), found.name.as_str()), (&*uid, "radio", "du-0"));
+    assert_eq!((found.service_account.as_str(), found.confirmed), ("du", true));
+    server.delete::<PodObject>("radio", "du-0").unwrap();
+    shmesh_testing::until("the deleted pod has no name", || {
+        let found = ask();
+        (found.uid == uid && found.name.is_empty()) && !found.confirmed
+    });
+    client.end();
+    service.stop();
 }

@@ -38,6 +38,8 @@ struct World {
     made: BTreeMap<String, String>,
     pods: BTreeMap<(String, String), Value>,
     restarts: BTreeMap<(String, String), u32>,
+    /// Restarts in pods that were deleted.
+    restarts_before: BTreeMap<(String, String), u32>,
     reads: BTreeMap<String, u64>,
     ids: u64,
 }
@@ -77,11 +79,11 @@ impl Server {
     /// How often containers were killed, as `POD/CONTAINER`.
     pub(crate) fn killed(&self) -> BTreeMap<String, u32> {
         let world = self.0.lock().unwrap();
-        world
-            .restarts
-            .iter()
-            .map(|((pod, container), count)| (format!("{pod}/{container}"), *count))
-            .collect()
+        let mut killed = BTreeMap::new();
+        for ((pod, container), count) in world.restarts.iter().chain(&world.restarts_before) {
+            *killed.entry(format!("{pod}/{container}")).or_default() += count;
+        }
+        killed
     }
 }
 
@@ -161,6 +163,7 @@ impl World {
                 }
                 self.apply(namespace, name, body)
             }
+            (&Method::PATCH, ["api", "v1", "namespaces", _, "serviceaccounts", _]) => (201, body),
             (&Method::GET, ["api", "v1", "namespaces", namespace, "pods"]) => {
                 let is_plugins = query.contains("component%3Dplugin");
                 let of = |(key, _): &(&(String, String), &Value)| key.0 == *namespace;
@@ -173,6 +176,18 @@ impl World {
                     pods.extend(plugin);
                 }
                 list(&pods)
+            }
+            (&Method::DELETE, ["api", "v1", "namespaces", namespace, "pods", name]) => {
+                let key = ((*namespace).to_owned(), (*name).to_owned());
+                let Some(pod) = self.pods.remove(&key) else { return failure(404, "no such pod") };
+                let (gone, kept) =
+                    std::mem::take(&mut self.restarts).into_iter().partition(|((pod, _), _)| pod == name);
+                self.restarts = kept;
+                let gone: BTreeMap<(String, String), u32> = gone;
+                for (container, count) in gone {
+                    *self.restarts_before.entry(container).or_default() += count;
+                }
+                (200, pod)
             }
             (&Method::GET, ["api", "v1", "namespaces", namespace, "pods", name]) => {
                 let key = ((*namespace).to_owned(), (*name).to_owned());
@@ -286,9 +301,15 @@ impl World {
 
     /// Runs the command of a tool's pod: a container that it kills restarts.
     fn tool(&mut self, words: &[Value]) {
-        let ["container", victim] = words.iter().filter_map(Value::as_str).collect::<Vec<_>>()[..] else {
-            return;
-        };
+        let words: Vec<_> = words.iter().filter_map(Value::as_str).collect();
+        match &words[..] {
+            ["container", victim] => self.kill(victim),
+            ["together", _seed, victims @ ..] => victims.iter().for_each(|victim| self.kill(victim)),
+            _ => {}
+        }
+    }
+
+    fn kill(&mut self, victim: &str) {
         let mut all: Vec<Value> = self.pods.values().cloned().chain(self.plugin()).collect();
         let mut found = false;
         for pod in &mut all {
@@ -333,7 +354,10 @@ impl World {
             }
             ("sized", _) => "size 131072 KiB\nfilled 134217728\nfull\n".into(),
             ("wrong", _) => "attached\nrefused: the key is for process 1\n".into(),
-            ("borrower", _) => "read 1048576 bytes of the other side's region; all are as written\n".into(),
+            ("stranger", _) => "attached\nrefused: the key is not for this process\n".into(),
+            ("borrower" | "reader", _) => {
+                "read 1048576 bytes of the other side's region; all are as written\n".into()
+            }
             (_, "tool") if self.wrong == Wrong::Litters => {
                 "left /run/shmesh/agent/agent.sock\nleft /run/cdi/shmesh.io-shm.json\nlooked\n".into()
             }

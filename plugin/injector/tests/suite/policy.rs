@@ -12,7 +12,7 @@ use cel::common::ast::{EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, M
 use cel::{Context, Env, Program};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use shmesh_injector::{Bytes, Config, bytes_of, inject, policy};
+use shmesh_injector::{Bytes, Config, bytes_of, inject, memory_policy, policy};
 
 /// Objects of Kubernetes are maps here.
 fn untyped(mut expr: IdedExpr) -> IdedExpr {
@@ -80,6 +80,9 @@ fn evaluate_with(expression: &str, names: &[(&str, &Value)]) -> Value {
         |text: Arc<String>| bytes_of(&Value::from(text.as_str())).and_then(|bytes| i64::try_from(bytes).ok());
     context.add_function("isQuantity", move |text: Arc<String>| whole(text).is_some()).unwrap();
     context.add_function("quantity", move |text: Arc<String>| whole(text).unwrap()).unwrap();
+    let compare =
+        |cel::extractors::This(this): cel::extractors::This<i64>, other: i64| (this - other).signum();
+    context.add_function("compareTo", compare).unwrap();
     context
         .add_function("asInteger", |cel::extractors::This(this): cel::extractors::This<i64>| this)
         .unwrap();
@@ -608,4 +611,35 @@ fn driver_writes_slices_of_its_own_node_only() {
         None,
         "of others is not our matter"
     );
+}
+
+#[test]
+fn shared_memory_above_the_memory_limit_is_refused() {
+    let text = memory_policy("shmesh", "shmesh.io", "64Mi");
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let policy = &documents[0];
+    assert_eq!(documents[1]["spec"]["policyName"], policy["metadata"]["name"]);
+    let pod = |limits: &[Value], of_init: &[Value]| {
+        let container = |limits: &Value| json!({"name": "a", "resources": {"limits": limits}});
+        let all = |limits: &[Value]| limits.iter().map(container).collect::<Vec<_>>();
+        json!({"spec": {"containers": all(limits), "initContainers": all(of_init)}})
+    };
+    let broken = |pod: &Value| {
+        assert!(Policies::matches(policy, pod));
+        Policies::broken(policy, pod)
+    };
+    let exact = json!({"memory": "128Mi", "shmesh.io/shm": "2"});
+    let over = json!({"memory": "127Mi", "shmesh.io/shm": "2"});
+    let unlimited = json!({"shmesh.io/shm": "2"});
+    assert_eq!(broken(&pod(std::slice::from_ref(&exact), &[])), [""; 0]);
+    assert_eq!(broken(&pod(&[unlimited, json!({"memory": "1Mi"})], &[])), [""; 0]);
+    let [said] = &broken(&pod(&[exact.clone(), over.clone()], &[]))[..] else { panic!("one message") };
+    assert!(said.contains("requests more shmesh.io/shm, 64Mi each, than its memory limit"), "{said}");
+    assert_eq!(broken(&pod(&[exact], &[over])).len(), 1, "init containers have a /dev/shm too");
+    // Other pods do not concern it.
+    let mut other = pod(&[json!({"memory": "1Mi"})], &[]);
+    assert!(!Policies::matches(policy, &other));
+    other["spec"].as_object_mut().unwrap().remove("initContainers");
+    other["spec"]["containers"][0].as_object_mut().unwrap().remove("resources");
+    assert!(!Policies::matches(policy, &other));
 }

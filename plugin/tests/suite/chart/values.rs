@@ -76,7 +76,7 @@ struct PluginValues {
     log: Option<String>,
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
-    /// Write Events about the node, with a token that may only create Events.
+    /// Write Events about the node, with the right to create them.
     events: Option<bool>,
     resources: Option<Resources>,
     identity: Option<IdentityValues>,
@@ -93,6 +93,8 @@ struct PluginValues {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct IdentityValues {
+    /// Read the names and service accounts of the node's pods from the API server, with the right to list and watch pods.
+    pod_names: Option<bool>,
     /// Fail if the node itself runs in a nested pid namespace; must be false in kind.
     require_initial_pid_namespace: Option<bool>,
     resources: Option<Resources>,
