@@ -29,6 +29,8 @@ use crate::REPEATED_LOG;
 const PATH: &str = "/api/v1/pods";
 /// Time limit for a list, and for opening a watch.
 const REQUEST: Duration = Duration::from_secs(10);
+/// Maximum size of the reason for which a list was refused.
+const MAX_REASON_BYTES: usize = 8 << 10;
 /// Seconds after which the API server ends a watch.
 const WATCH_SECONDS: u32 = 290;
 /// Time without an event or bookmark after which the connection counts as lost. The API server sends a bookmark every minute.
@@ -45,6 +47,8 @@ const LONGEST_DELAY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct NodePods {
     by_uid: RefCell<HashMap<String, NodePod>>,
+    /// Maximum size of a list in bytes.
+    list_limit: usize,
     is_listed: watch::Sender<bool>,
 }
 
@@ -111,7 +115,7 @@ struct ListMetadata {
 
 impl NodePods {
     pub(crate) fn new() -> Self {
-        Self { by_uid: RefCell::default(), is_listed: watch::Sender::new(false) }
+        Self { by_uid: RefCell::default(), list_limit: MAX_LIST_BYTES, is_listed: watch::Sender::new(false) }
     }
 
     /// Becomes true after the first list.
@@ -170,15 +174,18 @@ impl NodePods {
         let request = Request::new(PATH).list(&params)?;
         let list = async {
             let answer = client.send(request.map(Body::from)).await?;
-            // An error's body is short, and has the reason.
-            let is_success = answer.status().is_success();
-            let mut body = Limited::new(answer.into_body(), MAX_LIST_BYTES);
+            // The body of an error has the reason, which is logged.
+            let status = answer.status();
+            let limit = if status.is_success() { self.list_limit } else { MAX_REASON_BYTES };
+            let mut body = Limited::new(answer.into_body(), limit);
             let mut bytes = Vec::new();
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| anyhow!(error)).context("the list of pods was not read")?;
+                let frame = frame.map_err(|error| anyhow!(error)).with_context(|| {
+                    format!("the list of pods was not read ({status}, at most {limit} bytes are)")
+                })?;
                 bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
             }
-            if !is_success {
+            if !status.is_success() {
                 bail!("the list of pods was refused: {}", String::from_utf8_lossy(&bytes));
             }
             serde_json::from_slice::<PodList>(&bytes).context("the list of pods cannot be read")
