@@ -186,10 +186,11 @@ mod tests {
         let args = parse(&["--only", "uninstall", "--only", "allocate"]);
         assert_eq!(args.scenarios(), [Scenario::Allocate, Scenario::Uninstall]);
         let default = parse(&[]).scenarios();
-        assert_eq!(default.len(), Scenario::value_variants().len() - 1);
-        assert!(
-            !default.contains(&Scenario::Claim)
-                && parse(&["--only", "claim"]).scenarios() == [Scenario::Claim]
-        );
+        let only_if_asked_for = [(Scenario::Claim, "claim"), (Scenario::Rollout, "rollout")];
+        assert_eq!(default.len(), Scenario::value_variants().len() - only_if_asked_for.len());
+        for (scenario, name) in only_if_asked_for {
+            assert!(!default.contains(&scenario), "{name}");
+            assert_eq!(parse(&["--only", name]).scenarios(), [scenario]);
+        }
     }
 }

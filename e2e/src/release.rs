@@ -83,8 +83,14 @@ impl Release {
 
     /// Upgrades to another revision, which replaces the plugin pods.
     pub(crate) async fn upgrade(&self) -> Result<()> {
+        self.upgrade_to("upgraded", &json!(0)).await
+    }
+
+    /// Upgrades to a revision with this annotation, and starts that many new plugins beside old ones.
+    pub(crate) async fn upgrade_to(&self, annotation: &str, max_surge: &Value) -> Result<()> {
         let mut values = self.values.clone();
-        values["plugin"]["podAnnotations"] = json!({"shmesh.io/e2e": "upgraded"});
+        values["plugin"]["podAnnotations"] = json!({"shmesh.io/e2e": annotation});
+        values["plugin"]["maxSurge"] = max_surge.clone();
         self.put("upgrade", &values).await
     }
 

@@ -161,7 +161,10 @@ def check_default():
     expect(reads == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}], f"identity: rights: {reads}")
     expect(container(pod, "plugin")["securityContext"]["runAsUser"] == 0, "plugin: the kubelet's sockets are root's")
     strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
-    expect(strategy["maxSurge"] == 0, "plugin: two of a domain on a node")
+    expect(strategy == {"maxSurge": 0, "maxUnavailable": "10%"}, "plugin: its upgrade")
+    daemon = named(objects(render({"plugin": {"maxSurge": "10%"}})), "DaemonSet")
+    strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
+    expect(strategy == {"maxSurge": "10%", "maxUnavailable": 0}, "plugin: a gap in an upgrade")
     injector = named(found, "Deployment")
     restricted({**injector["spec"]["template"], "metadata": injector["metadata"]}, "injector")
     expect(injector["spec"]["replicas"] == 2 and named(found, "PodDisruptionBudget"), "injector: replicas and budget")
@@ -296,6 +299,7 @@ def check_refusals():
         ({"config": {"mode": "dra", "dra": {"gids": {"first": 60000, "count": 2}}, "pools": [POOL]}}, NAMESPACE, "60000 to 60001"),
         ({"config": {"mode": "dra", "pools": [{**POOL, "name": "Front"}]}}, NAMESPACE, "lower-case letters"),
         ({"config": {"dra": {"budget": "1Gi"}}}, NAMESPACE, "set config.mode=dra"),
+        ({"plugin": {"maxSurge": 1}, "config": {"kubelet": {"registration": "pluginsRegistry"}}}, NAMESPACE, "set it to 0"),
         # By the schema:
         ({"config": {"mode": "both"}}, NAMESPACE, "mode"),
         ({"config": {"mode": "dra", "dra": {"gid": 1}}}, NAMESPACE, "gid"),

@@ -157,6 +157,9 @@ pub(crate) struct RunArgs {
     /// Uid of this pod, which distinguishes instances of the DRA driver on a node; the process id by default
     #[arg(long, env = "POD_UID", value_name = "UID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) pod_uid: Option<String>,
+    /// Milliseconds in which the kubelet notices the end of an instance that has handed over; shorter in tests only
+    #[arg(long, hide = true, value_name = "MILLISECONDS")]
+    pub(crate) settle: Option<u64>,
 }
 
 /// Options of `shmesh-plugin drain`.

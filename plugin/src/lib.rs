@@ -15,6 +15,7 @@
 //! | `pool_gc.rs` | tracks allocations and garbage-collects unused pools |
 //! | `events.rs` | Kubernetes Events about the node |
 //! | `metrics.rs` | metrics of the device plugin |
+//! | `handover.rs` | hand-over between two instances on a node, in a rolling update |
 //! | `run.rs` | lifecycle of the device plugin |
 //! | `prepare.rs` | creates the directory of the identity service |
 //! | `identity/` | the identity service |
@@ -27,6 +28,7 @@ mod config;
 mod devices;
 mod domain;
 mod events;
+mod handover;
 mod health;
 mod identity;
 mod kubelet;

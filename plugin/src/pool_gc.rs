@@ -13,6 +13,7 @@ use crate::REPEATED_LOG;
 use crate::config::Config;
 use crate::domain::SharedClaims;
 use crate::events::{EventType, Events};
+use crate::handover::Ownership;
 use crate::kubelet::{AllocationTimes, held};
 use crate::metrics::Metrics;
 use crate::pools::{IdleTimer, UnusedLinks, sweep, used};
@@ -36,15 +37,18 @@ pub(crate) async fn run(
     metrics: Metrics,
     events: Events,
     claims: Option<SharedClaims>,
+    ownership: Ownership,
 ) {
     let mut pools = HashMap::<String, PoolState>::new();
     let mut log = REPEATED_LOG;
     loop {
+        let collecting = ownership.collect().await;
         if let Some(claims) = &claims {
             claims.collect().await;
         }
         collect(&resources, &allocation_times, &metrics, &events, claims.as_ref(), &mut pools, &mut log)
             .await;
+        drop(collecting);
         let every = resources.borrow().0.sweep.interval_seconds;
         tokio::time::sleep(Duration::from_secs(every.into())).await;
     }

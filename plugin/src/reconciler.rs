@@ -19,10 +19,14 @@ use crate::events::EventType;
 use crate::health::HealthChecker;
 use crate::kubelet::{self, Registrar, ResourceOffer};
 use crate::pools;
+use crate::resource::allocate::AGENT_SOCKET;
 use crate::resource::{MAX_LIST_BYTES, NodeResources, Resource, ResourceKind, plan, slots_bytes};
 
 /// Interval for polling the configuration file.
 const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval for polling the socket of the identity service, which can start after the plugin.
+const AGENT_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Longer than any responsive driver takes to list its devices.
 const DEVICE_SCAN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -297,6 +301,10 @@ impl Reconciler {
         let stamped = |source: &ConfigSource| source.file.as_deref().and_then(stamp);
         let mut last = stamped(&self.source);
         let mut health = Instant::now();
+        let agent = self.config.seen(&self.config.identity.directory).join(AGENT_SOCKET);
+        let mut has_agent = agent.exists();
+        let mut agent_polls = interval(AGENT_POLL_INTERVAL);
+        agent_polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let every = Duration::from_secs(self.config.health.interval_seconds.into());
             let reloads = tokio::select! {
@@ -311,6 +319,13 @@ impl Reconciler {
                     }
                     true
                 }
+                _ = agent_polls.tick() => {
+                    let now = agent.exists();
+                    if std::mem::replace(&mut has_agent, now) == now {
+                        continue;
+                    }
+                    false
+                }
                 () = sleep_until(health + every) => false,
             };
             // A health command must not delay the shutdown.
@@ -318,6 +333,7 @@ impl Reconciler {
                 biased;
                 () = stop.cancelled() => break,
                 () = async {
+                    let _writing = self.node.ownership.write().await;
                     if reloads {
                         self.reload().await;
                     } else {

@@ -1,7 +1,9 @@
 //! Lifecycle of the device plugin: load the configuration, lock, advertise, reconcile, clean up.
 
 use std::io::Write;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow};
 use kubelet_dra::DeviceStatuses;
@@ -17,10 +19,11 @@ use tracing::{info, warn};
 
 use crate::args::{DrainArgs, IdentityArgs, RunArgs};
 use crate::config::{Config, FrontEnd, Limits, Registration, schema};
-use crate::domain::{DomainDriver, DomainService, open_claims, set_draining};
+use crate::domain::{ClaimMetrics, DomainDriver, DomainService, open_claims, set_draining};
 use crate::events::{Events, log_destination};
+use crate::handover::{HandOver, Ownership, Role, SETTLE};
 use crate::identity::IdentityService;
-use crate::kubelet::{AllocationTimes, Mode, NodeContext, PluginLock, remove_stale};
+use crate::kubelet::{AllocationTimes, Mode, NodeContext, remove_stale};
 use crate::metrics::Metrics;
 use crate::reconciler::{ConfigSource, Reconciler};
 use crate::resource::allocate::{AGENT_SOCKET, AllocateSettings};
@@ -85,7 +88,7 @@ pub(crate) fn run(args: &RunArgs, filter: LogFilter) -> Result<(), RunError> {
 
 fn limits() -> anyhow::Result<Limits> {
     let page = shmesh_sys::time::page_bytes().context("cannot read the page size")?;
-    let kernel = std::path::Path::new("/");
+    let kernel = Path::new("/");
     let memory = devices::memory(kernel).context("/proc/meminfo has no MemTotal")?;
     Ok(Limits { page, memory, numa: devices::numa(kernel) })
 }
@@ -105,13 +108,17 @@ fn identity(config: &Config) -> Result<Option<IdentityService>, RunError> {
 }
 
 /// Returns the kubelet sockets and the state that all registrars share.
-fn node(config: &Config, metrics: Metrics, events: Events) -> NodeContext {
+fn node(config: &Config, metrics: Metrics, events: Events, ownership: Ownership) -> NodeContext {
     let (mode, sockets) = match config.kubelet.registration {
         Registration::Legacy => (Mode::Register, &config.kubelet.device_plugins_dir),
         Registration::PluginsRegistry => (Mode::Discovered, &config.kubelet.plugins_registry_dir),
     };
+    let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     NodeContext {
         mode,
+        endpoints: relative(sockets, &config.kubelet.device_plugins_dir),
+        start: start.as_secs() * 1000 + u64::from(start.subsec_millis()),
+        ownership,
         sockets: config.seen(sockets),
         kubelet: config.seen(&config.kubelet.device_plugins_dir.join(shmesh_kubelet_api::KUBELET_SOCKET)),
         form: Arc::new(AllocateSettings::of(config)),
@@ -119,6 +126,13 @@ fn node(config: &Config, metrics: Metrics, events: Events) -> NodeContext {
         metrics,
         events,
     }
+}
+
+/// Returns the path from one directory to another.
+fn relative(to: &Path, from: &Path) -> PathBuf {
+    let common = to.components().zip(from.components()).take_while(|(a, b)| a == b).count();
+    let up = from.components().skip(common).map(|_| Component::ParentDir);
+    up.chain(to.components().skip(common)).collect()
 }
 
 async fn serve(
@@ -137,32 +151,24 @@ async fn serve(
     log_destination(args.node.as_deref());
     let about = |node: &String| Events::about(node, &config.domain, metrics.clone());
     let events = args.node.as_ref().map(about).unwrap_or_default();
-    let node = node(&config, metrics.clone(), events.clone());
     let is_dra = config.mode == FrontEnd::Dra;
-    let lock_directory = if is_dra { config.state_directory() } else { node.sockets.clone() };
+    let kubelet_directory = match config.kubelet.registration {
+        Registration::Legacy => &config.kubelet.device_plugins_dir,
+        Registration::PluginsRegistry => &config.kubelet.plugins_registry_dir,
+    };
+    let lock_directory = if is_dra { config.state_directory() } else { config.seen(kubelet_directory) };
     if is_dra {
         std::fs::create_dir_all(&lock_directory).map_err(failed("cannot create dra.stateDirectory"))?;
     }
-    let lock = PluginLock::take(&lock_directory, &config.domain)
-        .map_err(failed("cannot lock the kubelet's directory"))?;
-    let _lock = lock.ok_or_else(|| {
-        let dir = lock_directory.display();
-        RunError::Environment(anyhow!(
-            "another plugin of domain {} runs on this node and holds the lock in {dir}; stop it first",
-            config.domain
-        ))
-    })?;
-    if !is_dra {
-        remove_stale(&node.sockets, &config.domain)
-            .map_err(failed("cannot remove sockets of an earlier plugin"))?;
-    }
 
     let readiness = Readiness::default();
-    let latch = readiness.latch("kubelet");
+    let latch = Arc::new(readiness.latch("kubelet"));
     let mut registry = Registry::default();
     metrics.register(&mut registry);
-    let claims = is_dra.then(|| open_claims(&config, &mut registry)).transpose();
-    let claims = claims.map_err(RunError::Environment)?;
+    let claim_metrics = ClaimMetrics::default();
+    if is_dra {
+        claim_metrics.register(&mut registry);
+    }
     let admin = Admin { readiness, metrics: Arc::new(registry), log: Some(filter) };
     if let Some(address) = args.admin {
         let listener = tokio::net::TcpListener::bind(address).await;
@@ -172,6 +178,47 @@ async fn serve(
         info!(%address, "serving probes and metrics");
         tokio::spawn(admin::serve(listener, admin, stop.clone()));
     }
+
+    let hand_over = tokio::select! {
+        biased;
+        () = stop.cancelled() => return Ok(()),
+        // Ready: a rolling update stops the other instance then.
+        taken = HandOver::take(&lock_directory, &config.domain, || latch.open()) => taken,
+    };
+    let hand_over = hand_over.map_err(failed("cannot lock the kubelet's directory"))?;
+    let ownership = hand_over.ownership().clone();
+    let node = node(&config, metrics.clone(), events.clone(), ownership.clone());
+    let mut role = ownership.role();
+    if !is_dra && *role.borrow_and_update() == Role::Owner {
+        remove_stale(&node.sockets, &config.domain, node.start)
+            .map_err(failed("cannot remove sockets of an earlier plugin"))?;
+    }
+    let claims = is_dra.then(|| open_claims(&config, claim_metrics)).transpose();
+    let claims = claims.map_err(RunError::Environment)?;
+    let (served, retired) = (CancellationToken::new(), stop.child_token());
+    tokio::spawn({
+        let (sockets, domain, start) = (node.sockets.clone(), config.domain.clone(), node.start);
+        let (latch, retired) = (Arc::clone(&latch), retired.clone());
+        async move {
+            while role.changed().await.is_ok() {
+                let now = *role.borrow_and_update();
+                match now {
+                    Role::Owner if !is_dra => {
+                        if let Err(error) = remove_stale(&sockets, &domain, start) {
+                            warn!(%error, "cannot remove sockets of another instance of the plugin");
+                        }
+                    }
+                    Role::Retired => {
+                        latch.fail("another instance of the plugin has taken over");
+                        retired.cancel();
+                    }
+                    _ => {}
+                }
+            }
+        }
+    });
+    let mut handing_over =
+        tokio::spawn(hand_over.run(served.clone(), args.settle.map_or(SETTLE, Duration::from_millis)));
 
     // Containers mount the directory of this socket, so it must exist before the first allocation.
     let identity = identity.map(IdentityService::listen).transpose().map_err(RunError::Failed)?;
@@ -210,25 +257,33 @@ async fn serve(
             };
             let instance = args.pod_uid.clone().unwrap_or_else(|| std::process::id().to_string());
             let service = DomainService { driver, instance, memory };
-            let stop = stop.clone();
+            let (stop, service_token) = (stop.clone(), ownership.service());
             Some(tokio::spawn(async move {
-                let outcome = service.run(move || latch.open(), stop.clone()).await;
-                // Without it the plugin is of no use.
-                stop.cancel();
+                let ready = move || {
+                    latch.open();
+                    served.cancel();
+                };
+                let outcome = service.run(ready, retired.clone()).await;
+                drop(service_token);
+                if !retired.is_cancelled() {
+                    // Without it the plugin is of no use.
+                    stop.cancel();
+                }
                 outcome
             }))
         }
         _ => {
-            let served = reconciler.all_served();
+            let all_served = reconciler.all_served();
             tokio::spawn(async move {
-                served.await;
+                all_served.await;
                 latch.open();
+                served.cancel();
                 info!("ready: all resources are registered with the kubelet");
             });
             None
         }
     };
-    tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events, claims));
+    tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events, claims, ownership));
     let (to_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move {
         while hup.recv().await.is_some() {
@@ -237,7 +292,16 @@ async fn serve(
         }
     });
 
-    let others = CancellationToken::new();
+    let (others, ending) = (CancellationToken::new(), stop.clone());
+    let orphaned = tokio::spawn(async move {
+        tokio::select! {
+            () = ending.cancelled() => Ok(()),
+            ended = &mut handing_over => {
+                ending.cancel();
+                Err(ended.unwrap_or_else(|error| anyhow!(error).context("the hand-over panicked")))
+            }
+        }
+    });
     let identity = identity.map(|identity| {
         let stop = others.clone();
         tokio::task::spawn_local(identity.run(async move { stop.cancelled().await }))
@@ -268,8 +332,9 @@ async fn serve(
         Some(dra) => dra.await.context("the DRA driver panicked").and_then(|outcome| outcome),
         None => Ok(()),
     };
+    let orphaned = orphaned.await.context("the hand-over panicked").and_then(|outcome| outcome);
     info!("shut down");
-    outcome.and(served).map_err(RunError::Failed)
+    outcome.and(served).and(orphaned).map_err(RunError::Failed)
 }
 
 fn ended(outcome: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Result<()> {

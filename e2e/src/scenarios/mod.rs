@@ -10,6 +10,7 @@
 //! | `device_keys` | a device key works only for the admitted process, or the admitted service account |
 //! | `kills` | sidecar, applications, plugin, identity service and kubelet are killed in turn, then all processes of pods together |
 //! | `upgrade` | the chart is upgraded and rolled back while messages flow |
+//! | `rollout` | the plugin is replaced ten times while pods are created, of which none fails; only if asked for |
 //! | `claim` | a link in a ResourceClaim between pods of different users, in both orders of creation; only if asked for |
 //! | `uninstall` | only documented files remain on the nodes |
 
@@ -17,6 +18,7 @@ mod allocate;
 mod claim;
 mod device_keys;
 mod kills;
+mod rollout;
 mod share;
 mod sized;
 mod two_containers;
@@ -56,6 +58,8 @@ pub(crate) enum Scenario {
     Kills,
     /// The chart is upgraded and rolled back while pods exchange messages
     Upgrade,
+    /// The plugin is replaced ten times while pods are created, of which none fails (with --only)
+    Rollout,
     /// With config.mode=dra, two pods of one ResourceClaim are on one node whichever comes first (Kubernetes 1.36; with --only)
     Claim,
     /// After uninstalling, nodes have no sockets, no files in pools, and advertise nothing
@@ -82,9 +86,10 @@ impl Scenario {
         self.to_possible_value().and_then(|value| Some(value.get_help()?.to_string())).unwrap_or_default()
     }
 
-    /// Whether it runs without being asked for. Clusters before Kubernetes 1.36 have no claims of this kind.
+    /// Whether it runs without being asked for. Clusters before Kubernetes 1.36 have no claims of this kind, and ten replacements
+    /// take minutes.
     pub(crate) fn is_default(self) -> bool {
-        self != Self::Claim
+        !matches!(self, Self::Claim | Self::Rollout)
     }
 
     /// Returns the namespace of the scenario's pods.
@@ -104,6 +109,7 @@ impl Scenario {
             Self::DeviceKeys => device_keys::run(setup, namespace).await,
             Self::Kills => kills::run(setup, namespace).await,
             Self::Upgrade => upgrade::run(setup, namespace).await,
+            Self::Rollout => rollout::run(setup, namespace).await,
             Self::Claim => claim::run(setup, namespace).await,
             Self::Uninstall => uninstall::run(setup, namespace).await,
         }

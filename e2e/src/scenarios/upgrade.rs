@@ -26,13 +26,13 @@ pub(super) async fn run(setup: &Setup<'_>, namespace: &str) -> Result<()> {
 }
 
 /// Returns the uids of the plugin pods.
-async fn plugins(setup: &Setup<'_>) -> Result<BTreeSet<String>> {
+pub(super) async fn plugins(setup: &Setup<'_>) -> Result<BTreeSet<String>> {
     let pods = setup.cluster.pods(&setup.release.namespace, node::PLUGIN).await?;
     Ok(pods.into_iter().filter_map(|pod| pod.metadata.uid).collect())
 }
 
 /// Waits until all plugin pods are replaced.
-async fn replaced(setup: &Setup<'_>, old: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+pub(super) async fn replaced(setup: &Setup<'_>, old: &BTreeSet<String>) -> Result<BTreeSet<String>> {
     let look = async || {
         let now = plugins(setup).await?;
         let is_done = now.len() == old.len() && now.is_disjoint(old);

@@ -7,10 +7,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Interval of attempts while another instance has the lock. Only a rolling update has two instances.
 const RETRY: Duration = Duration::from_millis(20);
+/// Longest wait for the lock. An instance that is stopped holds it until it is killed, and the kubelet gives up a call after 45 s.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A file lock that all calls of this instance share, and instances do not.
 #[derive(Debug)]
@@ -24,8 +26,17 @@ impl InstanceLock {
         Self { path, held: Mutex::new(Weak::new()) }
     }
 
-    /// Waits until no other instance has the lock, which is given back with the last clone of the returned value.
+    /// Waits until no other instance has the lock, which is given back with the last clone of the returned value. Calls that
+    /// wait together give up together.
     pub(crate) async fn acquire(&self) -> io::Result<Arc<File>> {
+        let late = |_| {
+            let text = format!("another instance has locked {} for {PATIENCE:?}", self.path.display());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        };
+        timeout(PATIENCE, self.locked()).await.map_err(late)?
+    }
+
+    async fn locked(&self) -> io::Result<Arc<File>> {
         let mut held = self.held.lock().await;
         if let Some(file) = held.upgrade() {
             return Ok(file);
@@ -67,10 +78,29 @@ mod tests {
         let first = one.acquire().await.expect("the file can be opened");
         let second = one.acquire().await.expect("the same lock");
         drop(first);
-        let waits = tokio::time::timeout(RETRY * 3, other.acquire()).await;
+        let waits = timeout(RETRY * 3, other.acquire()).await;
         assert!(waits.is_err(), "the second call of the first instance still has it");
         drop(second);
         other.acquire().await.expect("it is free");
         one.acquire().await.expect("it is free again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn instance_that_is_stopped_holds_nobody_up() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("serialize.lock");
+        let stopped = open(&path).expect("the directory is writable");
+        assert!(try_lock(&stopped).expect("the file system has locks"));
+        let other = InstanceLock::new(path);
+        let both = tokio::join!(other.acquire(), other.acquire());
+        for outcome in [both.0, both.1] {
+            let said = outcome.expect_err("it is locked").to_string();
+            assert!(
+                said.contains("another instance has locked") && said.contains("serialize.lock"),
+                "{said}"
+            );
+        }
+        drop(stopped);
+        other.acquire().await.expect("it is free");
     }
 }

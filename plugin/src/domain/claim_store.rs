@@ -16,8 +16,10 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use shmesh_sys::file::{Locked, open_lock_file};
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -30,6 +32,13 @@ use crate::resource::Pool;
 
 /// File name of the checkpoint.
 const CHECKPOINT: &str = "claims.checkpoint";
+/// File that is locked while one process works on the claims.
+const CHECKPOINT_LOCK: &str = "claims.lock";
+/// Longest wait for that lock. The other process holds it for milliseconds unless it is stopped, and the kubelet gives up a call
+/// after 45 s.
+pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 3000 });
+/// Interval at which the lock is tried.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// File name of a damaged checkpoint, which is kept for a person to look at.
 const DAMAGED: &str = "claims.damaged";
 /// File name extension of directories that are being erased. With the dot before the uid, no claim has such a name.
@@ -96,6 +105,15 @@ pub(crate) enum StoreError {
     /// The checkpoint cannot be written.
     #[error("cannot write the checkpoint {}: {error}", .path.display())]
     Checkpoint { path: PathBuf, error: io::Error },
+    /// Another process has the lock.
+    #[error("{}: another instance of the driver has locked it for {LOCK_PATIENCE:?}; if that goes on, delete the older pod of the plugin on this node", .0.display())]
+    Locked(PathBuf),
+    /// The lock cannot be taken.
+    #[error("cannot lock {}: {error}", .path.display())]
+    Lock { path: PathBuf, error: io::Error },
+    /// Another process has written a checkpoint that this one cannot read.
+    #[error("cannot read the checkpoint {} again, and nothing is changed: {error}; restart the newer pod of the plugin on this node, or delete the older one", .path.display())]
+    Unreadable { path: PathBuf, error: CheckpointError },
     /// A test lets the driver crash here.
     #[cfg(test)]
     #[error("crashed at {0:?}")]
@@ -111,7 +129,8 @@ impl StoreError {
             Self::TmpfsFull { .. } => "tmpfs_full",
             Self::Directory(_) | Self::Deleted(_) => "directory",
             Self::Cdi(_) => "cdi",
-            Self::Checkpoint { .. } => "checkpoint",
+            Self::Checkpoint { .. } | Self::Unreadable { .. } => "checkpoint",
+            Self::Locked(_) | Self::Lock { .. } => "locked",
             #[cfg(test)]
             Self::Crashed(_) => "crashed",
         }
@@ -144,11 +163,14 @@ pub(super) fn is_deleted(directory: &Path) -> bool {
     directory.metadata().is_ok_and(|found| found.nlink() == 0)
 }
 
-/// Owns everything that prepared claims have on this node. One process at a time: the caller holds a lock.
+/// Owns everything that prepared claims have on this node. In a rolling update two processes have it: each locks the checkpoint
+/// before it works, and reads what the other has changed.
 #[derive(Debug)]
 pub(crate) struct ClaimStore {
     settings: StoreSettings,
     checkpoint: Checkpoint,
+    /// The file from which `checkpoint` is, or to which it was written.
+    file: Option<CheckpointId>,
     /// The step at which to crash, and the number of times that it is passed before.
     #[cfg(test)]
     pub(super) crash: Option<(CrashPoint, u32)>,
@@ -223,6 +245,32 @@ fn is_uuid(name: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && name.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-')
 }
 
+/// Device, inode number and time of change of a file.
+type CheckpointId = (u64, u64, i64, i64);
+
+fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
+    let found = path.metadata().ok()?;
+    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+}
+
+/// Waits until no other process works on the claims, but not longer than `until`.
+fn lock_checkpoint(state: &Path, until: Instant) -> Result<Locked, StoreError> {
+    let path = state.join(CHECKPOINT_LOCK);
+    let failed = |error| StoreError::Lock { path: path.clone(), error };
+    let mut file = open_lock_file(&path, 0o600).map_err(failed)?;
+    loop {
+        file = match Locked::try_lock(file) {
+            Ok(locked) => return Ok(locked),
+            Err((file, error)) if error.kind() == io::ErrorKind::WouldBlock => file,
+            Err((_, error)) => return Err(failed(error)),
+        };
+        if Instant::now() >= until {
+            return Err(StoreError::Locked(path));
+        }
+        std::thread::sleep(LOCK_RETRY);
+    }
+}
+
 impl ClaimStore {
     /// Reads the checkpoint and repairs what a crash or a reboot left.
     pub(crate) fn open(settings: StoreSettings) -> anyhow::Result<Self> {
@@ -232,6 +280,7 @@ impl ClaimStore {
             .mode(0o700)
             .create(state)
             .with_context(|| format!("cannot create the directory of the checkpoint {}", state.display()))?;
+        let _lock = lock_checkpoint(state, Instant::now() + LOCK_PATIENCE)?;
         let path = state.join(CHECKPOINT);
         let (checkpoint, is_known) = match Checkpoint::load(&path) {
             Ok(Some(checkpoint)) => (checkpoint, true),
@@ -253,11 +302,31 @@ impl ClaimStore {
         let mut store = Self {
             settings,
             checkpoint,
+            file: None,
             #[cfg(test)]
             crash: None,
         };
         store.start(is_known)?;
         Ok(store)
+    }
+
+    /// Locks the claims against another process, and reads what that has changed.
+    ///
+    /// # Errors
+    /// The lock is not free before `until`, or the checkpoint cannot be read: then nothing must be written either.
+    pub(crate) fn enter(&mut self, until: Instant) -> Result<Locked, StoreError> {
+        let lock = lock_checkpoint(&self.settings.state_directory, until)?;
+        let path = self.settings.state_directory.join(CHECKPOINT);
+        let file = checkpoint_id(&path);
+        // A checkpoint that was removed is written again with the next change.
+        if file.is_some() && file != self.file {
+            match Checkpoint::load(&path) {
+                Ok(Some(read)) => (self.checkpoint, self.file) = (read, file),
+                Ok(None) => {}
+                Err(error) => return Err(StoreError::Unreadable { path, error }),
+            }
+        }
+        Ok(lock)
     }
 
     fn start(&mut self, is_known: bool) -> anyhow::Result<()> {
@@ -523,6 +592,7 @@ impl ClaimStore {
         next.stage(&path).map_err(failed(&path))?;
         self.pass(CrashPoint::Staged)?;
         Checkpoint::commit(&path).map_err(failed(&path))?;
+        self.file = checkpoint_id(&path);
         self.checkpoint = next;
         Ok(())
     }

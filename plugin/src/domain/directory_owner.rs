@@ -1,6 +1,6 @@
 //! The mark by which one domain owns the directory of claims: a file in it that names the domain and its state, and that
-//! is locked while the plugin runs. Another domain, or one with another checkpoint, would remove the directories as
-//! unknown.
+//! is locked while the plugin runs, by both instances of a rolling update. Another domain, or one with another checkpoint,
+//! would remove the directories as unknown.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -60,7 +60,7 @@ impl DirectoryOwner {
         );
         let mut owner = String::new();
         mark.read_to_string(&mut owner).with_context(named)?;
-        if is_locked {
+        if is_locked && owner != text {
             bail!("the plugin of {owner} uses it now: stop that plugin, or choose another dra.directory");
         }
         if !owner.is_empty() && owner != text {
@@ -71,6 +71,8 @@ impl DirectoryOwner {
         if owner.is_empty() {
             mark.write_all(text.as_bytes()).with_context(named)?;
         }
+        // Starts come one after the other, because only the owner of the domain gets here.
+        mark.try_lock_shared().with_context(|| format!("cannot lock the mark of its owner, {MARK}"))?;
         Ok(Self { mark })
     }
 }
@@ -95,12 +97,14 @@ mod tests {
         let own = config("shmesh.io", "/state");
         let refused = |config: &Config| format!("{:#}", DirectoryOwner::claim(config).expect_err("refused"));
         let owner = DirectoryOwner::claim(&own).expect("it is free");
-        let said = refused(&own);
+        let next = DirectoryOwner::claim(&own).expect("a rolling update has two instances");
+        drop(owner);
+        let said = refused(&config("other.io", "/state"));
         assert!(
             said.contains("the plugin of domain shmesh.io with dra.stateDirectory /state uses it now"),
             "{said}"
         );
-        drop(owner);
+        drop(next);
         for other in [config("other.io", "/state"), config("shmesh.io", "/elsewhere")] {
             let said = refused(&other);
             assert!(said.contains("it belongs to domain shmesh.io with dra.stateDirectory /state"), "{said}");

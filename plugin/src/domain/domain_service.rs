@@ -6,7 +6,6 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use kube::Client;
 use kubelet_dra::{DriverSettings, SlicePublisher, serve};
-use prometheus_client::registry::Registry;
 use shmesh_sys::mount::{FsKind, file_system};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +25,7 @@ use crate::config::{Bytes, Config};
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Opens the store of claims and repairs what a crash or a reboot left.
-pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<SharedClaims> {
+pub(crate) fn open_claims(config: &Config, metrics: ClaimMetrics) -> Result<SharedClaims> {
     let boot_id = std::fs::read_to_string(BOOT_ID).context("cannot read the boot id")?.trim().to_owned();
     ensure!(!boot_id.is_empty(), "{BOOT_ID} is empty");
     let seen_directory = config.seen(&config.dra.directory);
@@ -42,8 +41,6 @@ pub(crate) fn open_claims(config: &Config, registry: &mut Registry) -> Result<Sh
         seen_agent: config.seen(&config.identity.directory),
         boot_id,
     })?;
-    let metrics = ClaimMetrics::default();
-    metrics.register(registry);
     Ok(SharedClaims::new(store, metrics, Some(owner)))
 }
 

@@ -1,6 +1,7 @@
 //! The driver's half of Prepare and Unprepare: reads the claim, and lets the store do the rest.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +11,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kubelet_dra::{ClaimRef, DeviceHealth, DeviceStatuses, Driver, HealthState, PreparedDevice};
 use shmesh_daemon::log_limit::LogLimit;
+use shmesh_sys::file::Locked;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -17,7 +19,7 @@ use tracing::{info, warn};
 use super::claim_metrics::ClaimMetrics;
 use super::claim_plan::{AllocatedDevice, ClaimGrant, plan_claim};
 use super::claim_status::device_status;
-use super::claim_store::{ClaimStore, StoreError, deleted, is_deleted};
+use super::claim_store::{ClaimStore, LOCK_PATIENCE, StoreError, deleted, is_deleted};
 use super::device_names::{ClaimDevice, claim_devices};
 use super::directory_owner::DirectoryOwner;
 use crate::cdi::CLAIM;
@@ -52,22 +54,50 @@ pub(super) struct Attempt {
     wait: Duration,
 }
 
+/// Exclusive access to the claims, in this process and in that of a rolling update.
+#[derive(Debug)]
+pub(super) struct StoreGuard<'a> {
+    store: MutexGuard<'a, ClaimStore>,
+    _file: Locked,
+}
+
+impl Deref for StoreGuard<'_> {
+    type Target = ClaimStore;
+
+    fn deref(&self) -> &ClaimStore {
+        &self.store
+    }
+}
+
+impl DerefMut for StoreGuard<'_> {
+    fn deref_mut(&mut self) -> &mut ClaimStore {
+        &mut self.store
+    }
+}
+
 impl SharedClaims {
     pub(crate) fn new(store: ClaimStore, metrics: ClaimMetrics, owner: Option<DirectoryOwner>) -> Self {
-        let claims = Self {
+        metrics.hold(&store);
+        Self {
             store: Arc::new(Mutex::new(store)),
             eraser: Arc::new(Semaphore::new(1)),
             attempts: Arc::default(),
             metrics,
             owner: owner.map(Arc::new),
-        };
-        claims.metrics.hold(&claims.lock());
-        claims
+        }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, ClaimStore> {
+    fn store(&self) -> MutexGuard<'_, ClaimStore> {
         // The store changes its memory only after the disk, in one assignment.
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lock(&self) -> Result<StoreGuard<'_>, StoreError> {
+        // The wait for this process counts: calls that come together give up together.
+        let until = Instant::now() + LOCK_PATIENCE;
+        let mut store = self.store();
+        let file = store.enter(until)?;
+        Ok(StoreGuard { store, _file: file })
     }
 
     /// Runs a call of the kubelet on a blocking thread.
@@ -81,7 +111,10 @@ impl SharedClaims {
         let _at_drop = given_up.clone().drop_guard();
         let claims = self.clone();
         let done = tokio::task::spawn_blocking(move || {
-            let mut store = claims.lock();
+            let mut store = match claims.lock() {
+                Ok(store) => store,
+                Err(error) => return Some(Err(error)),
+            };
             if given_up.is_cancelled() {
                 return None;
             }
@@ -134,13 +167,15 @@ impl SharedClaims {
                 sum.bytes += erased.bytes;
                 sum.failures += erased.failures;
             }
-            let mut store = claims.lock();
-            if let Err(error) = store.forget(&uid) {
+            let forgotten = claims.lock().and_then(|mut store| {
+                let forgotten = store.forget(&uid);
+                claims.metrics.hold(&store);
+                forgotten
+            });
+            if let Err(error) = forgotten {
                 warn!(claim = uid, %error, "a released claim keeps its group");
                 sum.failures += 1;
             }
-            claims.metrics.hold(&store);
-            drop(store);
             claims.note(uid, sum.failures == 0);
             sum
         });
@@ -159,8 +194,8 @@ impl SharedClaims {
     }
 
     /// Returns what to erase of each released claim whose turn it is.
-    fn due(&self) -> Vec<(String, Vec<PathBuf>)> {
-        let mut store = self.lock();
+    fn due(&self) -> Result<Vec<(String, Vec<PathBuf>)>, StoreError> {
+        let mut store = self.lock()?;
         let released = store.released();
         let now = Instant::now();
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,13 +213,20 @@ impl SharedClaims {
                 None
             }
         };
-        due.into_iter().filter_map(rest).collect()
+        Ok(due.into_iter().filter_map(rest).collect())
     }
 
     /// Removes what released claims left.
     pub(crate) async fn collect(&self) {
         let claims = self.clone();
         let Ok(due) = tokio::task::spawn_blocking(move || claims.due()).await else { return };
+        let due = match due {
+            Ok(due) => due,
+            Err(error) => {
+                warn!(%error, "cannot look for what released claims left");
+                return;
+            }
+        };
         let (mut files, mut bytes) = (0, 0);
         for (uid, left) in due {
             let erased = self.erase(uid, left).await.unwrap_or_default();
@@ -204,7 +246,7 @@ impl SharedClaims {
         let claims = self.clone();
         let read = move || {
             let mut held = UsageByResource::new();
-            let store = claims.lock();
+            let store = claims.lock()?;
             for (uid, entry) in store.claims().filter(|(_, entry)| !entry.is_released) {
                 let pools = store
                     .pools_of(uid, entry)

@@ -37,6 +37,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use claim_metrics::ClaimMetrics;
 pub(crate) use domain_service::{DomainService, open_claims};
 pub(crate) use drain::set_draining;
 pub(crate) use driver::{DomainDriver, SharedClaims};

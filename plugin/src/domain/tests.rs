@@ -558,7 +558,7 @@ fn call_that_was_given_up_changes_nothing() {
     let calls = async {
         {
             // Another call has the store for long.
-            let _store = claims.lock();
+            let _store = claims.lock().unwrap();
             let mut late = Box::pin(claims.call(|store| store.prepare(A, &grant("a"))));
             assert!(poll(&mut late).is_none());
             // The kubelet gives it up.
@@ -569,7 +569,7 @@ fn call_that_was_given_up_changes_nothing() {
         claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
         node.assert_one(A, "prepared");
         {
-            let _store = claims.lock();
+            let _store = claims.lock().unwrap();
             let mut late = Box::pin(claims.release(A));
             assert!(poll(&mut late).is_none());
         }
@@ -985,4 +985,73 @@ fn no_more_bytes_are_published_than_the_file_system_has() {
     let devices = super::slice::devices(&config, &[], 1 << 50, false, false);
     let capacity = devices[0].capacity.as_ref().unwrap();
     assert_eq!(capacity["bytes"].value.0, crate::config::Bytes(most).to_string());
+}
+
+/// Two instances of a rolling update.
+#[test]
+fn instances_see_each_others_claims() {
+    let node = Node::new();
+    let (old, new) = (node.shared(), node.shared());
+    in_order(async {
+        old.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        new.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        node.assert_one(A, "prepared by both");
+        new.release(A).await.unwrap();
+        old.release(A).await.unwrap();
+        node.assert_nothing("released by both");
+        old.call(|store| store.prepare(B, &grant("b"))).await.unwrap();
+        node.assert_one(B, "with the group that the other one gave back");
+        new.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        let gid = |uid: &str| fs::metadata(node.claims().join(uid)).unwrap().gid();
+        assert_ne!(gid(A), gid(B), "the other one has leased a group");
+        let checkpoint = fs::read_to_string(node.checkpoint()).unwrap();
+        assert!(checkpoint.contains(A) && checkpoint.contains(B), "{checkpoint}");
+    });
+}
+
+#[test]
+fn call_is_refused_while_another_process_holds_the_lock() {
+    let node = Node::new();
+    let claims = node.shared();
+    in_order(async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        let before = fs::read(node.checkpoint()).unwrap();
+        let stopped = fs::File::open(node.path("state/claims.lock")).unwrap();
+        stopped.lock().unwrap();
+        let (reason, said) = claims.release(A).await.unwrap_err();
+        assert_eq!(reason, "locked");
+        assert!(said.contains("state/claims.lock: another instance of the driver has locked it"), "{said}");
+        claims.call(|store| store.prepare(B, &grant("b"))).await.unwrap_err();
+        claims.held_pools("shmesh.io".into()).await.unwrap_err();
+        claims.collect().await;
+        assert_eq!(fs::read(node.checkpoint()).unwrap(), before);
+        node.assert_one(A, "refused");
+        drop(stopped);
+        claims.release(A).await.unwrap();
+        node.assert_nothing("the kubelet tries again");
+    });
+}
+
+#[test]
+fn checkpoint_that_cannot_be_read_again_is_not_overwritten() {
+    for text in ["shmesh-claims 2 0000000000000000\n{}", "shmesh-claims 1 0000000000000000\n{}", "\n", ""] {
+        let node = Node::new();
+        let claims = node.shared();
+        in_order(async {
+            claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+            let good = fs::read(node.checkpoint()).unwrap();
+            fs::write(node.checkpoint(), text).unwrap();
+            let (reason, said) = claims.call(|store| store.prepare(B, &grant("b"))).await.unwrap_err();
+            assert_eq!(reason, "checkpoint");
+            assert!(said.contains("claims.checkpoint again, and nothing is changed"), "{said}");
+            claims.release(A).await.unwrap_err();
+            claims.collect().await;
+            assert_eq!(fs::read_to_string(node.checkpoint()).unwrap(), text, "not overwritten");
+            assert!(node.claims().join(A).exists() && node.spec(A).is_some(), "nothing is removed");
+            assert!(!node.claims().join(B).exists() && node.spec(B).is_none(), "nor created");
+            fs::write(node.checkpoint(), good).unwrap();
+            claims.release(A).await.unwrap();
+            node.assert_nothing("readable again");
+        });
+    }
 }

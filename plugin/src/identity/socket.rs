@@ -1,4 +1,7 @@
-//! The listening socket of the identity service, which replaces a stale socket and is removed on drop.
+//! The listening socket of the identity service, which replaces the socket of an earlier service and is removed on drop.
+//!
+//! An earlier service that still runs keeps its connections, and new ones come to this one: in a rolling update the name of the
+//! socket is never without a listener.
 
 use std::fs;
 use std::io;
@@ -16,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::limits::BACKLOG;
 
-/// How long another service may hold the lock before it listens. A longer holder is ignored.
+/// How long another service may hold the lock until it listens. A longer holder is ignored.
 const STARTING: Duration = Duration::from_secs(2);
 /// Interval between attempts to lock.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
@@ -24,9 +27,6 @@ const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// Why the socket cannot be created.
 #[derive(Debug, Error)]
 pub(crate) enum ListenError {
-    /// Another service answers on the socket.
-    #[error("another service answers on {0}")]
-    Taken(PathBuf),
     /// The path is a file or directory, which must not be removed.
     #[error("{0} exists and is not a socket")]
     NoSocket(PathBuf),
@@ -42,12 +42,10 @@ pub(crate) struct Listener {
     path: PathBuf,
     /// Device and inode, to avoid removing another service's socket.
     file: (u64, u64),
-    /// Held as long as the service lives.
-    _lock: Option<Locked>,
 }
 
 impl Listener {
-    /// Listens on `path`. Replaces a stale socket.
+    /// Listens on `path`, in place of an earlier service.
     pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
         let failed = |what, path: &Path| {
             let path = path.to_owned();
@@ -56,10 +54,10 @@ impl Listener {
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(failed("create the directory", dir))?;
         }
-        // Without the lock, two services starting together would both replace the stale socket.
-        let lock = locked(path)?;
+        // Two services that start together would use one temporary name.
+        let _lock = locked(path)?;
         if is_socket(path)? && answers(path).map_err(failed("connect to", path))? {
-            return Err(ListenError::Taken(path.to_owned()));
+            tracing::info!(path = %path.display(), "taking over from a service that answers; it keeps its connections");
         }
         // Created under a temporary name, so that clients never see a socket without the right mode or
         // listener.
@@ -76,7 +74,7 @@ impl Listener {
             Ok((fd, (file.dev(), file.ino())))
         };
         let (fd, file) = listening().map_err(failed("listen on", path))?;
-        Ok(Self { fd, path: path.to_owned(), file, _lock: lock })
+        Ok(Self { fd, path: path.to_owned(), file })
     }
 
     /// Accepts the next connection without blocking.
@@ -108,7 +106,7 @@ impl Drop for Listener {
     }
 }
 
-/// Takes the lock file beside the socket. Returns `None` if the holder does not listen within the time limit:
+/// Takes the lock file beside the socket. Returns `None` if it is held beyond the time limit:
 /// root in a pod that mounts this directory could hold the lock for ever.
 fn locked(path: &Path) -> Result<Option<Locked>, ListenError> {
     let mut name = path.as_os_str().to_owned();
@@ -123,13 +121,8 @@ fn locked(path: &Path) -> Result<Option<Locked>, ListenError> {
             Err((back, error)) if error.kind() == io::ErrorKind::WouldBlock => file = back,
             Err((_, error)) => return Err(failed(error)),
         }
-        if is_socket(path)?
-            && answers(path).map_err(|error| ListenError::System("connect to", path.to_owned(), error))?
-        {
-            return Err(ListenError::Taken(path.to_owned()));
-        }
         if Instant::now() >= until {
-            tracing::warn!(lock = %lock.display(), "another process holds the lock but does not listen; ignoring the lock");
+            tracing::warn!(lock = %lock.display(), "another process holds the lock, as earlier versions do; ignoring the lock");
             return Ok(None);
         }
         sleep(LOCK_RETRY);
@@ -152,12 +145,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_stale_socket_is_replaced() {
+    fn earlier_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent/agent.sock");
         let first = Listener::bind(&path, 0o666).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
-        assert!(matches!(Listener::bind(&path, 0o600), Err(ListenError::Taken(_))));
+        let next = Listener::bind(&path, 0o666).unwrap();
+        drop(first);
+        assert!(answers(&path).unwrap(), "the first one leaves the name to the next");
+        let first = next;
         // Simulates a crash: the path remains.
         let inode = fs::metadata(&path).unwrap().ino();
         crash(first);
@@ -183,33 +179,30 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_concurrent_starts_wins() {
+    fn last_of_several_concurrent_starts_has_the_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         for _ in 0..20 {
             // Simulates a crash: the path remains without a listener.
             crash(Listener::bind(&path, 0o666).unwrap());
             let barrier = std::sync::Barrier::new(8);
-            let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let serving: Vec<_> = std::thread::scope(|scope| {
                 let start = || {
                     barrier.wait();
-                    Listener::bind(&path, 0o666)
+                    Listener::bind(&path, 0o666).unwrap()
                 };
                 let threads: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
-            let serving: Vec<_> = outcomes.iter().flatten().collect();
-            assert_eq!(serving.len(), 1);
             let file = fs::symlink_metadata(&path).unwrap();
-            assert_eq!(serving[0].file, (file.dev(), file.ino()), "and at the name is its socket");
-            for refused in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
-                assert!(matches!(refused, ListenError::Taken(_)), "{refused}");
-            }
+            let named = serving.iter().filter(|one| one.file == (file.dev(), file.ino())).count();
+            assert_eq!(named, 1, "at the name is the socket of one of them");
+            assert!(answers(&path).unwrap());
         }
     }
 
     #[test]
-    fn lock_without_listener_is_ignored() {
+    fn lock_that_is_held_for_long_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.sock");
         drop(Listener::bind(&path, 0o666).unwrap());

@@ -19,6 +19,6 @@ mod tests;
 
 pub(crate) use client::held;
 pub(crate) use registrar::{NodeContext, Registrar};
-pub(crate) use server::{PluginLock, remove_stale};
+pub(crate) use server::remove_stale;
 pub(crate) use service::{AllocationTimes, ResourceOffer};
 pub(crate) use state_machine::Mode;

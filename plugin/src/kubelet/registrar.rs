@@ -2,22 +2,23 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Result;
 use shmesh_daemon::log_limit::LogLimit;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::client;
-use super::server::{Server, file_id};
+use super::server::{Server, file_id, instance_part};
 use super::service::{AllocationTimes, DevicePluginService, ResourceOffer};
 use super::state_machine::{Action, Event, Mode, POLL_INTERVAL, StateMachine};
 use crate::REPEATED_LOG;
 use crate::events::Events;
+use crate::handover::{Ownership, Role};
 use crate::metrics::Metrics;
 use crate::resource::allocate::AllocateSettings;
 
@@ -26,12 +27,20 @@ const LISTEN_LOG: usize = 0;
 const REGISTER_LOG: usize = 1;
 const FAILURE_LOG: usize = 2;
 
+/// Time limit of the last request to the kubelet.
+const RETIRE_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// State shared by the registrars of all resources.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeContext {
     pub(crate) mode: Mode,
     /// Directory of the plugin's sockets, as seen from here.
     pub(crate) sockets: PathBuf,
+    /// The same directory, relative to that of device plugins.
+    pub(crate) endpoints: PathBuf,
+    /// Milliseconds since 1970, to make socket names of successive starts distinct.
+    pub(crate) start: u64,
+    pub(crate) ownership: Ownership,
     /// The kubelet's socket, as seen from here.
     pub(crate) kubelet: PathBuf,
     pub(crate) form: Arc<AllocateSettings>,
@@ -52,9 +61,8 @@ pub(crate) struct Registrar {
     began: Instant,
     server: Option<Server>,
     servers: u64,
-    /// Milliseconds since 1970, to make socket names of successive starts distinct.
-    start: u64,
     endpoint: String,
+    retired: CancellationToken,
     event_sender: mpsc::UnboundedSender<(u64, Event)>,
     events: mpsc::UnboundedReceiver<(u64, Event)>,
     attempts: JoinSet<(u64, Result<()>)>,
@@ -69,10 +77,9 @@ impl Registrar {
         served: watch::Sender<bool>,
     ) -> Self {
         let name = offer.borrow().now.name.clone();
-        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let start = start.as_secs() * 1000 + u64::from(start.subsec_millis());
         // Differs between nodes and resources.
-        let seed = name.bytes().fold(start, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+        let seed =
+            name.bytes().fold(node.start, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let (event_sender, events) = mpsc::unbounded_channel();
         Self {
             machine: StateMachine::new(node.mode, seed),
@@ -83,8 +90,8 @@ impl Registrar {
             began: Instant::now(),
             server: None,
             servers: 0,
-            start,
             endpoint: String::new(),
+            retired: CancellationToken::new(),
             event_sender,
             events,
             attempts: JoinSet::new(),
@@ -92,8 +99,10 @@ impl Registrar {
         }
     }
 
-    /// Runs until `stop`, then removes the socket.
+    /// Runs until `stop`, or until another instance of the plugin serves the resource. Then removes the socket.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let _service = self.node.ownership.service();
+        let mut role = self.node.ownership.role();
         let mut polls = interval(POLL_INTERVAL);
         polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -102,6 +111,18 @@ impl Registrar {
             let event = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
+                Ok(()) = role.changed() => {
+                    let now = *role.borrow_and_update();
+                    match now {
+                        Role::Successor => continue,
+                        Role::Owner => Event::Owned,
+                        Role::Released => Event::Released,
+                        Role::Retired => {
+                            self.retire().await;
+                            break;
+                        }
+                    }
+                }
                 Some((server, event)) = self.events.recv() => {
                     if server != self.servers {
                         continue;
@@ -124,6 +145,24 @@ impl Registrar {
         if let Some(server) = self.server.take() {
             server.end().await;
         }
+    }
+
+    /// Makes kubelets up to 1.36 forget this instance, so that they do not disconnect the next one at the end of our streams:
+    /// a registration that fails removes the client of the resource, and leaves its devices and their endpoint.
+    async fn retire(&mut self) {
+        self.retired.cancel();
+        let call = client::register(self.node.kubelet.clone(), self.endpoint(), self.name.clone());
+        let outcome = timeout(RETIRE_TIMEOUT, call).await;
+        debug!(
+            resource = self.name,
+            ?outcome,
+            "registered in vain, so that the kubelet forgets this instance"
+        );
+    }
+
+    /// Returns the name of the socket for the kubelet.
+    fn endpoint(&self) -> String {
+        self.node.endpoints.join(&self.endpoint).display().to_string()
     }
 
     fn poll(&self) -> Event {
@@ -149,9 +188,9 @@ impl Registrar {
         self.servers += 1;
         let resource = self.name.replace('/', "_");
         self.endpoint = match self.node.mode {
-            Mode::Register => format!("{resource}.{:x}.{}.sock", self.start, self.servers),
+            Mode::Register => format!("{resource}{}{}.sock", instance_part(self.node.start), self.servers),
             // The path is the `:authority` of the kubelet's request; `@` makes it valid for an HTTP/2 server.
-            Mode::Discovered => format!("{resource}@reg.sock"),
+            Mode::Discovered => format!("{resource}{}@reg.sock", instance_part(self.node.start)),
         };
         let service = DevicePluginService {
             offer: self.offer.clone(),
@@ -162,6 +201,7 @@ impl Registrar {
             events: self.event_sender.clone(),
             server: self.servers,
             stop: CancellationToken::new(),
+            retired: self.retired.clone(),
         };
         let path = self.node.sockets.join(&self.endpoint);
         match Server::start(&path, self.node.mode, service) {
@@ -182,7 +222,7 @@ impl Registrar {
     }
 
     fn register(&mut self, number: u64) {
-        let call = client::register(self.node.kubelet.clone(), self.endpoint.clone(), self.name.clone());
+        let call = client::register(self.node.kubelet.clone(), self.endpoint(), self.name.clone());
         self.attempts.abort_all();
         self.attempts.spawn(async move { (number, call.await) });
     }

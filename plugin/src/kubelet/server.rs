@@ -1,14 +1,13 @@
 //! The plugin's socket and its gRPC server.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shmesh_kubelet_api::deviceplugin::device_plugin_server::DevicePluginServer;
 use shmesh_kubelet_api::pluginregistration::registration_server::RegistrationServer;
-use shmesh_sys::file::Locked;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -28,6 +27,11 @@ const DRAIN: Duration = Duration::from_secs(1);
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
     let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
     Some(FileId { dev: found.dev(), ino: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
+}
+
+/// The part of a socket's name that distinguishes the starts of the plugin.
+pub(super) fn instance_part(start: u64) -> String {
+    format!(".{start:x}.")
 }
 
 /// A gRPC server on a socket. Dropping it removes the socket and ends its streams.
@@ -101,34 +105,14 @@ impl Drop for Server {
     }
 }
 
-/// Excludes a second plugin of the same domain.
-#[derive(Debug)]
-pub(crate) struct PluginLock {
-    _file: Locked,
-}
-
-impl PluginLock {
-    /// Takes the lock. The kubelet deletes only sockets, and no pod can see this directory.
-    pub(crate) fn take(dir: &Path, domain: &str) -> io::Result<Option<Self>> {
-        let path = dir.join(format!(".{domain}.lock"));
-        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
-        match Locked::try_lock(file) {
-            Ok(file) => Ok(Some(Self { _file: file })),
-            Err((_, error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err((_, error)) => Err(error),
-        }
-    }
-}
-
-/// Removes sockets of an earlier plugin. Requires the lock, so that they are known to be stale.
-pub(crate) fn remove_stale(dir: &Path, domain: &str) -> io::Result<()> {
-    let prefix = format!("{domain}_");
+/// Removes sockets of earlier instances, which have none of the names of this `start`. No other instance may serve.
+pub(crate) fn remove_stale(dir: &Path, domain: &str, start: u64) -> io::Result<()> {
+    let (prefix, ours) = (format!("{domain}_"), instance_part(start));
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        let is_ours = entry
-            .file_name()
-            .to_str()
-            .is_some_and(|name| name.starts_with(&prefix) && name.ends_with(".sock"));
+        let is_ours = entry.file_name().to_str().is_some_and(|name| {
+            name.starts_with(&prefix) && name.ends_with(".sock") && !name.contains(&ours)
+        });
         if is_ours && entry.file_type()?.is_socket() {
             match fs::remove_file(entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -70,6 +70,8 @@ pub(super) struct DevicePluginService {
     pub(super) events: mpsc::UnboundedSender<(u64, Event)>,
     pub(super) server: u64,
     pub(super) stop: CancellationToken,
+    /// Cancelled when another instance of the plugin serves the resource.
+    pub(super) retired: CancellationToken,
 }
 
 impl DevicePluginService {
@@ -139,6 +141,9 @@ impl DevicePlugin for DevicePluginService {
         &self,
         _: Request<api::Empty>,
     ) -> Result<Response<api::DevicePluginOptions>, Status> {
+        if self.retired.is_cancelled() {
+            return Err(Status::unavailable("another instance of the plugin has taken over"));
+        }
         Ok(Response::new(client::options()))
     }
 

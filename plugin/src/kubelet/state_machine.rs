@@ -9,7 +9,9 @@
 //!    kubelet drops a new registration when the old stream ends, and does not report it.
 //! 4. Registered, but no stream was opened: register again.
 //! 5. Never register while a stream of this kubelet is open, because two registrations cause that race.
-//! 6. Retry failures with a growing delay up to [`MAX_BACKOFF`].
+//! 6. Owner again, after another instance of the plugin served too: register, although a stream is open, because the kubelet may
+//!    have forgotten it. Between `Released` and `Owned`, do nothing: the other instance registers.
+//! 7. Retry failures with a growing delay up to [`MAX_BACKOFF`].
 //!
 //! In discovery mode (`pluginsRegistry`), listening again under the same name replaces registering.
 
@@ -67,6 +69,10 @@ pub(crate) enum Event {
     StreamBegan,
     /// A `ListAndWatch` stream was closed.
     StreamEnded,
+    /// Another instance of the plugin is about to register.
+    Released,
+    /// This is the only instance of the plugin again.
+    Owned,
 }
 
 /// Output of the state machine.
@@ -98,6 +104,10 @@ pub(crate) struct StateMachine {
     attempt: Option<(u64, Moment, FileId)>,
     attempts: u64,
     streams: u32,
+    /// Whether another instance of the plugin registers.
+    is_released: bool,
+    /// The kubelet may have forgotten the registration whose streams are open.
+    is_doubtful: bool,
     stream_began: Moment,
     /// Earliest time of the next action.
     next: Moment,
@@ -118,6 +128,8 @@ impl StateMachine {
             attempt: None,
             attempts: 0,
             streams: 0,
+            is_released: false,
+            is_doubtful: false,
             stream_began: Moment::ZERO,
             next: Moment::ZERO,
             failures: 0,
@@ -164,6 +176,7 @@ impl StateMachine {
             Event::Registered(number) => {
                 if let Some((_, _, with)) = self.finish(number) {
                     self.registered = Some(with);
+                    self.is_doubtful = false;
                     self.next = now + self.with_jitter(STREAM_TIMEOUT);
                 }
             }
@@ -171,6 +184,15 @@ impl StateMachine {
                 if self.finish(number).is_some() {
                     self.failed(now);
                 }
+            }
+            Event::Released => {
+                self.is_released = true;
+                self.attempt = None;
+            }
+            Event::Owned => {
+                self.is_released = false;
+                self.is_doubtful = true;
+                self.next = now;
             }
             Event::StreamBegan => {
                 self.streams += 1;
@@ -208,6 +230,9 @@ impl StateMachine {
     }
 
     fn decide(&mut self, now: Moment) -> Option<Action> {
+        if self.is_released {
+            return None;
+        }
         match self.listening {
             ListenState::Opening => return None,
             ListenState::Closed => {
@@ -227,19 +252,27 @@ impl StateMachine {
                 let with = self.kubelet?;
                 let is_registered =
                     self.streams > 0 && self.registered.is_none_or(|registered| registered == with);
-                if is_registered || self.attempt.is_some() {
+                if (is_registered && !self.is_doubtful) || self.attempt.is_some() {
                     return None;
                 }
-                self.attempts += 1;
-                self.attempt = Some((self.attempts, now, with));
-                Some(Action::Register(self.attempts))
+                Some(self.register(now, with))
             }
             Mode::Discovered if self.streams == 0 => {
                 self.failures += 1;
                 Some(self.listen())
             }
+            Mode::Discovered if self.is_doubtful && self.attempt.is_none() => {
+                let with = self.kubelet?;
+                Some(self.register(now, with))
+            }
             Mode::Discovered => None,
         }
+    }
+
+    fn register(&mut self, now: Moment, with: FileId) -> Action {
+        self.attempts += 1;
+        self.attempt = Some((self.attempts, now, with));
+        Action::Register(self.attempts)
     }
 
     fn listen(&mut self) -> Action {

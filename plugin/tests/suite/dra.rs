@@ -1,5 +1,7 @@
 //! The DRA driver as a process, with a double of the API server. The kubelet's calls are made by the tests.
 
+mod rollout;
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -78,15 +80,19 @@ impl DraNode {
     }
 
     fn start_with(&self, capabilities: &str) -> Plugin {
+        Plugin::run(self.command("p1", capabilities))
+    }
+
+    fn command(&self, instance: &str, capabilities: &str) -> Command {
         let plain = Plugin::command(&self.settings(), &[], None);
         let mut command = Command::new("setpriv");
         let groups = format!("{},{},60001", GIDS[0], GIDS[1]);
         let bounding = format!("--bounding-set={capabilities}");
         command.args(["--groups", &groups, &bounding, "--inh-caps=-all", "--no-new-privs"]);
         command.arg(plain.get_program()).args(plain.get_args());
-        command.args(["--node", "n1", "--pod-uid", "p1"]).env("KUBECONFIG", &self.kubeconfig);
+        command.args(["--node", "n1", "--pod-uid", instance]).env("KUBECONFIG", &self.kubeconfig);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        Plugin::run(command)
+        command
     }
 
     /// Says what the kubelet says about the registration.
@@ -125,6 +131,31 @@ impl DraNode {
             "status": {"allocation": {"devices": {"results": [result], "config": config}}},
         });
         self.server.create(&serde_json::from_value::<ResourceClaim>(claim).unwrap()).unwrap();
+    }
+
+    /// Creates the class of domains.
+    fn create_class(&self) {
+        let selector =
+            "device.driver == \"shmesh.io\" && device.attributes[\"shmesh.io\"].kind == \"domain\"";
+        let class = json!({"metadata": {"name": "shmesh-domain"}, "spec": {"selectors": [{"cel": {"expression": selector}}]}});
+        self.server.create(&serde_json::from_value::<DeviceClass>(class).unwrap()).unwrap();
+    }
+
+    /// Creates a claim of that class, as a user does, and returns its uid.
+    fn create_claim(&self, name: &str) -> String {
+        let claim = json!({
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"devices": {
+                "requests": [{"name": "domain", "exactly": {
+                    "deviceClassName": "shmesh-domain", "capacity": {"requests": {"bytes": "26Mi"}},
+                }}],
+                "config": [{"requests": ["domain"], "opaque": {
+                    "driver": "shmesh.io", "parameters": config(&json!({"links": [{"name": "fronthaul", "ring": {"len": 64}}]})),
+                }}],
+            }},
+        });
+        self.server.create(&serde_json::from_value::<ResourceClaim>(claim).unwrap()).unwrap();
+        self.server.get::<ResourceClaim>("default", name).unwrap().metadata.uid.unwrap()
     }
 
     fn uid(&self, name: &str) -> String {
@@ -260,9 +291,7 @@ async fn killed_driver_goes_on_with_its_claims() {
 async fn pods_of_one_claim_share_a_directory_until_the_last_ends() {
     let Some(node) = DraNode::new().await else { return };
     let kubelet = &node.place.node;
-    let selector = "device.driver == \"shmesh.io\" && device.attributes[\"shmesh.io\"].kind == \"domain\"";
-    let class = json!({"metadata": {"name": "shmesh-domain"}, "spec": {"selectors": [{"cel": {"expression": selector}}]}});
-    node.server.create(&serde_json::from_value::<DeviceClass>(class).unwrap()).unwrap();
+    node.create_class();
     let connections = |kubelet: &Node| {
         let is_connected = |event: &Event| matches!(event, Event::DriverConnection { connected: true, .. });
         kubelet.events().into_iter().filter(|record| is_connected(&record.event)).count()
@@ -271,19 +300,7 @@ async fn pods_of_one_claim_share_a_directory_until_the_last_ends() {
     kubelet.start_kubelet().await.unwrap();
     kubelet.wait_for(LIMIT, |kubelet| connections(kubelet) == 1).await.unwrap();
     node.published().await;
-    let claim = json!({
-        "metadata": {"name": "radio", "namespace": "default"},
-        "spec": {"devices": {
-            "requests": [{"name": "domain", "exactly": {
-                "deviceClassName": "shmesh-domain", "capacity": {"requests": {"bytes": "26Mi"}},
-            }}],
-            "config": [{"requests": ["domain"], "opaque": {
-                "driver": "shmesh.io", "parameters": config(&json!({"links": [{"name": "fronthaul", "ring": {"len": 64}}]})),
-            }}],
-        }},
-    });
-    node.server.create(&serde_json::from_value::<ResourceClaim>(claim).unwrap()).unwrap();
-    let uid = node.server.get::<ResourceClaim>("default", "radio").unwrap().metadata.uid.unwrap();
+    let uid = node.create_claim("radio");
     for name in ["phy", "mac"] {
         let pod = Pod::new(name).claim("shmesh", "radio").container(Container::new("main").claim("shmesh"));
         // The kubelet wipes the slices at its start, and the driver publishes them again.

@@ -406,7 +406,7 @@ fn invalid_flags_are_refused() {
     let list: Vec<Value> = serde_json::from_slice(&run(&["--list", "--output", "json"]).stdout).unwrap();
     let (last, others) = NAMES.split_last().unwrap();
     let names: Vec<_> = list.iter().map(|one| one["name"].as_str().unwrap()).collect();
-    assert_eq!(names, [others, &["claim", last]].concat());
+    assert_eq!(names, [others, &["rollout", "claim", last]].concat());
     assert!(list.iter().all(|one| one["shows"].as_str().is_some_and(|text| text.len() > 20)));
     let text = String::from_utf8(run(&["--list"]).stdout).unwrap();
     assert_eq!(text.lines().count(), names.len());

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::handover::{Ownership, Role};
 use crate::kubelet::{AllocationTimes, Mode, NodeContext, Registrar, ResourceOffer, remove_stale};
 use crate::metrics::Metrics;
 use crate::resource::allocate::AllocateSettings;
@@ -90,6 +91,9 @@ impl World {
         let node = NodeContext {
             mode: Mode::Register,
             sockets: double.paths().device_plugins(),
+            endpoints: std::path::PathBuf::new(),
+            start: 1,
+            ownership: Ownership::new(Role::Owner),
             kubelet: double.paths().kubelet_socket(),
             form: Arc::new(AllocateSettings::of(&crate::config::Config::default())),
             allocation_times: Arc::new(AllocationTimes::default()),
@@ -104,7 +108,8 @@ impl World {
     }
 
     fn start(&mut self) {
-        remove_stale(&self.node.sockets, "shmesh.io").unwrap();
+        self.node.start += 1;
+        remove_stale(&self.node.sockets, "shmesh.io", self.node.start).unwrap();
         self.stop = CancellationToken::new();
         let keeper = Registrar::new(self.node.clone(), self.offer.subscribe(), watch::Sender::new(false));
         self.keeper = tokio::spawn(keeper.run(self.stop.clone()));

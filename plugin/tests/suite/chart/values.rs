@@ -84,7 +84,9 @@ struct PluginValues {
     node_selector: Option<BTreeMap<String, String>>,
     tolerations: Option<Vec<Map<String, Value>>>,
     affinity: Option<Map<String, Value>>,
-    /// Nodes that may be without the plugin during an upgrade.
+    /// Nodes on which the new plugin takes over from the old one during an upgrade.
+    max_surge: Option<CountOrShare>,
+    /// Nodes that may be without the plugin during an upgrade, if maxSurge is 0.
     max_unavailable: Option<CountOrShare>,
     pod_annotations: Option<BTreeMap<String, String>>,
 }

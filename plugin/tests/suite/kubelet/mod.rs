@@ -6,6 +6,7 @@ mod hostile;
 mod plugin;
 mod random;
 mod refuses;
+mod rollout;
 mod survives;
 mod sweeps;
 

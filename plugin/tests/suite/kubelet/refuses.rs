@@ -68,19 +68,6 @@ fn contradicting_flags_exit_with_64() {
     assert!(String::from_utf8(twice.stderr).unwrap().contains("set twice"));
 }
 
-#[tokio::test]
-async fn second_plugin_exits_with_69() {
-    let place = TestNode::with_kubelet().await;
-    let plugin = place.start();
-    place.all_there().await;
-    let sockets = place.plugin_sockets();
-    let (code, said) = refused(&place, &[]);
-    assert_eq!(code, Some(69), "{said}");
-    assert!(said.contains("another plugin of domain shmesh.io"), "{said}");
-    assert_eq!(place.plugin_sockets(), sockets, "and the first keeps its sockets");
-    drop(plugin);
-}
-
 #[test]
 fn schema_is_printed() {
     let output = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin")).arg("schema").output().unwrap();
