@@ -47,6 +47,8 @@ has '^outer$'; has 's  beside: good$'; has 'beside: bad: FAILED (exit status 3)'
 ! grep -q never "$out" || { echo "a step ran after one that failed"; exit 1; }
 
 # What runs beside a step that fails is killed, and named.
-script 3 'f() { step 1000 endless bash -c "echo inside; sleep 1000"; }; beside f; step 20 bad bash -c "sleep 1; exit 3"; join'
+script 3 'place=$(mktemp -d)
+f() { step 1000 endless bash -c "echo inside; touch $place/inner; sleep 1000"; }; beside f
+step 20 bad bash -c "until [ -e $place/inner ]; do sleep 0.1; done; sleep 1; rm -r $place; exit 3"; join'
 has '^inside$'; has 'beside: endless: INTERRUPTED'; has '  bad: FAILED (exit status 3)'
 echo "step.sh: all tests passed"

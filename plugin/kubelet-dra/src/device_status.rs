@@ -24,8 +24,9 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 
 /// Writes `status.devices` of claims.
 ///
-/// Only the latest report of a claim is kept, so there are never more reports than claims. A write that fails is retried with
-/// increasing delays, and does not delay new reports of other claims. A claim that does not exist any more, or has been created again
+/// Only the latest report of a claim is kept, in memory: there are never more reports than claims, and those that are not written when
+/// the process ends are lost. A write that fails is retried with increasing delays, after new reports of other claims; each write may
+/// hold up the others for ten seconds. A claim that does not exist any more, or has been created again
 /// with another uid, is dropped. Clones share their reports.
 ///
 /// Reports are applied on the server's side, so devices of other drivers stay as they are. Besides `get` on `resourceclaims` and `patch`

@@ -31,6 +31,8 @@ pub(crate) struct DomainGrant {
 
 /// Annotation of a claim from a template: the name of its entry in the pod.
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+/// Longest name of an entry in `resourceClaims` of a pod.
+const MAX_ENTRY_NAME: usize = 63;
 
 /// Everything that a claim gives to containers. The checkpoint stores it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -50,7 +52,9 @@ pub(crate) struct ClaimGrant {
 /// Returns the claim's name as part of a variable's name. A claim from a template has a generated name, and counts by that of its entry in
 /// the pod.
 fn variable_suffix(claim: &ResourceClaim) -> String {
+    // The name of an entry is a DNS label, but a claim that is created by hand can have any text here.
     let entry = claim.metadata.annotations.as_ref().and_then(|all| all.get(POD_CLAIM_NAME));
+    let entry = entry.filter(|name| name.len() <= MAX_ENTRY_NAME);
     let name = entry.or(claim.metadata.name.as_ref()).map(String::as_str).unwrap_or_default();
     let part = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     name.chars().map(part).collect()

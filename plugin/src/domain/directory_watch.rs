@@ -82,15 +82,18 @@ impl DirectoryWatch {
 
     /// Waits for a change after the last one, and may return without one.
     pub(super) async fn changed(&mut self) {
+        // Until `renew` has run: a caller that gives up after the events were read looks again in a second.
+        let was_complete = std::mem::replace(&mut self.is_complete, false);
         let watched = async {
             match &self.queue {
                 Some(queue) if queue.changed().await.is_ok() => sleep(SETTLE_TIME).await,
-                _ => std::future::pending().await,
+                Some(_) => sleep(POLL_INTERVAL).await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {
             () = watched => {}
-            () = sleep(POLL_INTERVAL), if !self.is_complete => {}
+            () = sleep(POLL_INTERVAL), if !was_complete => {}
         }
         self.renew();
     }

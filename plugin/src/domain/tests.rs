@@ -828,6 +828,8 @@ fn each_claim_has_variables_with_its_name() {
     assert_eq!(suffix("du-0.cell", Value::Null), "DU_0_CELL");
     let of_template = json!({"resource.kubernetes.io/pod-claim-name": "ipc"});
     assert_eq!(suffix("pod-0-ipc-x7k2p", of_template), "IPC");
+    let by_hand = json!({"resource.kubernetes.io/pod-claim-name": "x".repeat(200_000)});
+    assert_eq!(suffix("du", by_hand), "DU");
 }
 
 #[test]

@@ -110,7 +110,13 @@ impl Registrar {
             let wake = self.machine.wake(now).map(|wake| self.began + wake);
             let event = tokio::select! {
                 biased;
-                () = stop.cancelled() => break,
+                () = stop.cancelled() => {
+                    // The end may come before the new role is noticed.
+                    if matches!(*role.borrow(), Role::Released | Role::Retired) {
+                        self.retire().await;
+                    }
+                    break;
+                }
                 Ok(()) = role.changed() => {
                     let now = *role.borrow_and_update();
                     match now {

@@ -18,7 +18,8 @@ use crate::human;
 use crate::table::Table;
 
 const EXAMPLES: &str = "\
-Links are mapped read-only for the moment of a sample, so participants are not affected.
+Links are mapped read-only for the moment of a sample. Each sample wakes the monitor threads of participants in other pid namespaces
+once; messages are not affected.
 
 M2S/S and S2M/S are messages per second, primary to secondary and back. QUEUED counts messages that are sent and not received, in both
 directions; for a broadcast ring, those that the slowest reader has not received. POOL is the pool with the largest share of used

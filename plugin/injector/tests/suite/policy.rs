@@ -86,6 +86,9 @@ fn evaluate_with(expression: &str, names: &[(&str, &Value)]) -> Value {
     context
         .add_function("asInteger", |cel::extractors::This(this): cel::extractors::This<i64>| this)
         .unwrap();
+    #[expect(clippy::cast_precision_loss, reason = "bytes below 2^53")]
+    let float = |cel::extractors::This(this): cel::extractors::This<i64>| this as f64;
+    context.add_function("asApproximateFloat", float).unwrap();
     for (name, value) in names {
         context.add_variable(*name, SignedObject(value)).unwrap();
     }
