@@ -2,7 +2,7 @@
 
 # All steps together end before this, whatever the bound of each: CI itself is cut off after 90 minutes, and then says nothing.
 ci_limit_s=${SHMESH_CI_LIMIT_S:-5100}
-steps=() notes=() current= group= beside= since=$SECONDS
+steps=() notes=() current= group= since=$SECONDS
 log=$(mktemp)
 
 # step SECONDS NAME COMMAND...: runs COMMAND for at most SECONDS, and ends the script with its exit status if it fails.
@@ -42,64 +42,10 @@ step() {
 # note TEXT: a line of the summary.
 note() { notes+=("$1"); }
 
-# beside FUNCTION: runs FUNCTION, whose steps compute while the steps that follow wait. `join` shows what it printed, because the
-# output of two steps at once is hard to read, and ends the script if one of its steps failed.
-beside() {
-    beside_out=$(mktemp) beside_steps=$(mktemp)
-    (
-        steps=() notes=() current= group= beside=
-        log=$(mktemp)
-        trap 'exit 130' INT
-        trap 'exit 143' TERM
-        trap beside_report EXIT
-        "$1"
-    ) >"$beside_out" 2>&1 &
-    beside=$!
-}
-
-beside_report() {
-    local status=$?
-    end_group
-    printf 'step %s\n' "${steps[@]}" >"$beside_steps"
-    [ ${#notes[@]} = 0 ] || printf 'note %s\n' "${notes[@]}" >>"$beside_steps"
-    rm -f "$log"
-    exit "$status"
-}
-
-join() {
-    local status=0
-    wait "$beside" || status=$?
-    beside=
-    show_beside
-    [ "$status" = 0 ] || exit "$status"
-}
-
-show_beside() {
-    local kind text
-    cat "$beside_out"
-    while IFS=' ' read -r kind text; do
-        case $kind in
-        step) steps+=("$(printf '%6s  beside: %s' "${text%%  *}" "${text#*  }")") ;;
-        note) notes+=("$text") ;;
-        esac
-    done <"$beside_steps"
-    rm -f "$beside_out" "$beside_steps"
-}
-
-# Kills the step that runs, and names it in the summary.
-end_group() {
-    [ -z "$group" ] || kill -KILL -- "-$group" 2>/dev/null || true
-    [ -z "$current" ] || steps+=("$(printf '%5ds  %s: INTERRUPTED' "$((SECONDS - since))" "$current")")
-}
-
 report() {
     local status=$?
-    end_group
-    if [ -n "$beside" ]; then
-        kill -TERM "$beside" 2>/dev/null || true
-        wait "$beside" || true
-        show_beside
-    fi
+    [ -z "$group" ] || kill -KILL -- "-$group" 2>/dev/null || true
+    [ -z "$current" ] || steps+=("$(printf '%5ds  %s: INTERRUPTED' "$((SECONDS - since))" "$current")")
     printf '\nSeconds per step:\n'
     printf '%s\n' "${steps[@]}"
     printf '%5ds  total\n' "$SECONDS"

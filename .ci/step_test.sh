@@ -35,20 +35,4 @@ script 0 'step 20 leaves bash -c "sleep 1000 & disown; exit 0"; step 20 later ec
 has 'left processes behind'; has '^later$'
 script 0 'step 20 daemon bash -c "setsid sleep 50 & exit 0"; step 20 later echo later'
 has '^later$'
-
-# Steps beside others: they run at the same time, are shown as a whole, are in the summary, and fail the script.
-beside='f() { step 20 inner bash -c "until [ -e $place/outer ]; do sleep 0.1; done; touch $place/inner; echo said inside"; note "noted inside"; }'
-outer='step 20 outer bash -c "touch $place/outer; until [ -e $place/inner ]; do sleep 0.1; done"'
-script 0 "place=$(mktemp -d); $beside; beside f; $outer; join; step 20 later echo later; rm -r \$place"
-has '^said inside$'; has 's  beside: inner$'; has 's  outer$'; has '^later$'; has '^noted inside$'
-
-script 3 'f() { step 20 good echo done; step 20 bad bash -c "exit 3"; step 20 later echo never; }; beside f; step 20 outer echo outer; join; step 20 last echo never'
-has '^outer$'; has 's  beside: good$'; has 'beside: bad: FAILED (exit status 3)'
-! grep -q never "$out" || { echo "a step ran after one that failed"; exit 1; }
-
-# What runs beside a step that fails is killed, and named.
-script 3 'place=$(mktemp -d)
-f() { step 1000 endless bash -c "echo inside; touch $place/inner; sleep 1000"; }; beside f
-step 20 bad bash -c "until [ -e $place/inner ]; do sleep 0.1; done; sleep 1; rm -r $place; exit 3"; join'
-has '^inside$'; has 'beside: endless: INTERRUPTED'; has '  bad: FAILED (exit status 3)'
 echo "step.sh: all tests passed"

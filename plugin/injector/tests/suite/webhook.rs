@@ -238,8 +238,12 @@ async fn large_unfinished_requests_shut_out_no_client() {
     // Two of them are more than the memory for all.
     let last = unfinished.pop();
     for mut stream in unfinished {
-        let read = tokio::time::timeout(Duration::from_secs(60), stream.read(&mut [0; 1])).await;
-        assert!(matches!(read, Ok(Ok(0) | Err(_))), "closed: {read:?}");
+        // On a busy machine the time limit of a request may come first, which is answered.
+        let mut answer = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut answer)).await;
+        assert!(closed.is_ok(), "it stays open");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4") || answer.starts_with("HTTP/1.1 5"), "{answer}");
     }
     drop(last);
 }
