@@ -40,7 +40,7 @@ pub fn policy(config: &Config, namespace: &str) -> String {
 pub const MEMORY_POLICY: &str = include_str!("../policy/memory.yaml");
 
 /// Renders the ValidatingAdmissionPolicy that refuses containers with more private shared memory, in units of `unit`, than their
-/// memory limit, and its binding. `name` is that of the release's objects.
+/// memory limit, and its binding. `name` is the name of the release's objects.
 ///
 /// ```
 /// let text = shmesh_injector::memory_policy("shmesh", "shmesh.io", "64Mi");

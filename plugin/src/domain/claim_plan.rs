@@ -49,7 +49,7 @@ pub(crate) struct ClaimGrant {
     pub(crate) npus: Vec<String>,
 }
 
-/// Returns the claim's name as part of a variable's name. A claim from a template has a generated name, and counts by that of its entry in
+/// Returns the claim's name as part of a variable's name. A claim from a template has a generated name, and counts by the name of its entry in
 /// the pod.
 fn variable_suffix(claim: &ResourceClaim) -> String {
     // The name of an entry is a DNS label, but a claim that is created by hand can have any text here.

@@ -54,7 +54,7 @@ pub(super) struct Attempt {
     wait: Duration,
 }
 
-/// Exclusive access to the claims, in this process and in that of a rolling update.
+/// Exclusive access to the claims, within this process and between the two of a rolling update.
 #[derive(Debug)]
 pub(super) struct StoreGuard<'a> {
     store: MutexGuard<'a, ClaimStore>,

@@ -36,7 +36,7 @@ pub(crate) struct NodeContext {
     pub(crate) mode: Mode,
     /// Directory of the plugin's sockets, as seen from here.
     pub(crate) sockets: PathBuf,
-    /// The same directory, relative to that of device plugins.
+    /// The same directory, relative to the directory of device plugins.
     pub(crate) endpoints: PathBuf,
     /// Milliseconds since 1970, to make socket names of successive starts distinct.
     pub(crate) start: u64,

@@ -243,7 +243,10 @@ async fn large_unfinished_requests_shut_out_no_client() {
         let closed = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut answer)).await;
         assert!(closed.is_ok(), "it stays open");
         let answer = String::from_utf8_lossy(&answer).into_owned();
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4") || answer.starts_with("HTTP/1.1 5"), "{answer}");
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 4") || answer.starts_with("HTTP/1.1 5"),
+            "{answer}"
+        );
     }
     drop(last);
 }
