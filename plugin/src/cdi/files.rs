@@ -195,7 +195,8 @@ impl SpecFiles {
             let mut out = BufWriter::new(File::create(&new)?);
             out.get_ref().set_permissions(Permissions::from_mode(0o644))?;
             self.print(&mut out, class, devices)?;
-            out.into_inner()?.sync_all()?;
+            // Not synchronised with the disk: what a failure of the node tears is written anew at the next start, as is unknown content.
+            out.flush()?;
             fs::rename(&new, &path)
         };
         let outcome = written();

@@ -1,8 +1,13 @@
-//! The prepared claims on disk: one line with version and checksum, one line of JSON. The file is replaced as a
-//! whole, and its directory is synchronised, so that a crash leaves the old one or the new one.
+//! The prepared claims on disk: one line with version and checksum, one line of JSON. The file is replaced as a whole, so that a
+//! process that is killed leaves the old one or the new one.
+//!
+//! Nothing is synchronised with the disk, which takes longer than all of Prepare. Only a failure of the node could lose what the
+//! kernel has, and after it there is another boot, in which the content is void: the directories were in memory, and the kubelet
+//! prepares the claims of its pods again. An older content has an older boot id, and a torn one is
+//! [damaged](CheckpointError::Damaged).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -96,15 +101,12 @@ impl Checkpoint {
             .truncate(true)
             .mode(0o600)
             .open(path.with_extension("new"))?;
-        file.write_all(self.text()?.as_bytes())?;
-        file.sync_all()
+        file.write_all(self.text()?.as_bytes())
     }
 
     /// Replaces the file by what was staged.
     pub(crate) fn commit(path: &Path) -> io::Result<()> {
-        fs::rename(path.with_extension("new"), path)?;
-        let parent = path.parent().unwrap_or(path);
-        File::open(parent)?.sync_all()
+        fs::rename(path.with_extension("new"), path)
     }
 
     /// Returns the lowest group of the range that no claim has.

@@ -2,19 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kubelet_dra::{DeviceStatuses, Driver};
 use serde_json::{Value, json};
+use shmesh_daemon::log_limit::LogLimit;
 use shmesh_fake_kubelet::{ApiServer, Clock};
+use tokio::sync::watch;
 
 use super::checkpoint::Checkpoint;
 use super::claim_metrics::ClaimMetrics;
 use super::claim_plan::{AllocatedDevice, ClaimGrant, ClaimPlan, ClaimRefusal, DomainGrant, plan_claim};
 use super::claim_store::{ClaimStore, CrashPoint, StoreError, StoreSettings};
 use super::device_names::{ClaimDevice, claim_devices};
-use super::driver::{SharedClaims, device_health};
+use super::driver::{DomainDriver, SharedClaims, device_health};
 use crate::cdi::SpecFiles;
 use crate::config::{Config, FrontEnd};
 use crate::devices::{Accelerator, AcceleratorKind, PciPlace};
@@ -347,6 +353,39 @@ fn reboot_leaves_nothing_of_the_boot_before() {
         store.prepare(A, &grant("a")).unwrap();
         node.assert_one(A, "prepared after a reboot");
         assert_eq!(Checkpoint::load(&node.checkpoint()).unwrap().unwrap().boot_id, "second");
+    }
+}
+
+/// Nothing is synchronised with the disk: the last content can be an old one, or part of one.
+#[test]
+fn torn_checkpoint_of_the_boot_before_holds_nothing() {
+    for part in ["nothing", "half", "zeros"] {
+        for keeps_specifications in [false, true] {
+            let when = format!("{part} of it, specifications on a disk: {keeps_specifications}");
+            let mut node = Node::new();
+            node.open().prepare(A, &grant("a")).unwrap();
+            let whole = fs::read(node.checkpoint()).unwrap();
+            let torn = match part {
+                "nothing" => Vec::new(),
+                "half" => whole[..whole.len() / 2].to_vec(),
+                _ => vec![0; whole.len()],
+            };
+            fs::write(node.checkpoint(), torn).unwrap();
+            fs::remove_dir_all(node.path("shm")).unwrap();
+            if !keeps_specifications {
+                fs::remove_dir_all(node.path("cdi")).unwrap();
+            }
+            node.boot = "second";
+            let mut store = node.open();
+            assert_eq!(node.census().2, [] as [u32; 0], "{when}");
+            if keeps_specifications {
+                // The kubelet knows the claim of a pod that did not come back.
+                store.unprepare(A).unwrap();
+            }
+            node.assert_nothing(&when);
+            store.prepare(A, &grant("a")).unwrap();
+            node.assert_one(A, &when);
+        }
     }
 }
 
@@ -727,7 +766,7 @@ fn devices() -> BTreeMap<String, ClaimDevice> {
     claim_devices(&resources(&config))
 }
 
-fn resources(config: &Config) -> Vec<std::sync::Arc<crate::resource::Resource>> {
+fn resources(config: &Config) -> Vec<Arc<crate::resource::Resource>> {
     let gpu = |id: &str, address: &str| Accelerator {
         kind: AcceleratorKind::Gpu,
         id: id.into(),
@@ -737,7 +776,7 @@ fn resources(config: &Config) -> Vec<std::sync::Arc<crate::resource::Resource>> 
     };
     let accelerators = vec![gpu("GPU-11111111-x", "0000:3b:00.0"), gpu("GPU-22222222-x", "0000:3c:00.0")];
     let node = NodeResources { memory: 1 << 30, accelerators, ..NodeResources::default() };
-    plan(config, &node).into_iter().map(std::sync::Arc::new).collect()
+    plan(config, &node).into_iter().map(Arc::new).collect()
 }
 
 fn read(allocation: &Value) -> Result<ClaimPlan, ClaimRefusal> {
@@ -1056,4 +1095,80 @@ fn checkpoint_that_cannot_be_read_again_is_not_overwritten() {
             node.assert_nothing("readable again");
         });
     }
+}
+
+/// Prints the time of Prepare without the API server, beside that of one file that is synchronised, in turns on one disk:
+/// [performance.md](../../../docs/performance.md) has the results.
+#[test]
+#[ignore = "long: a measurement, 600 calls"]
+fn prepare_is_measured_with_many_claims() {
+    let mut node = Node::new();
+    if node.gids.len() < 2 {
+        eprintln!("skipped: many groups require root");
+        return;
+    }
+    node.gids.end = node.gids.start + 1_000;
+    // The checkpoint is on a disk, and specifications too, which is the worst case.
+    let disk = tempfile::tempdir().unwrap();
+    for name in ["state", "cdi"] {
+        fs::create_dir(disk.path().join(name)).unwrap();
+        symlink(disk.path().join(name), node.path(name)).unwrap();
+    }
+    let claims = node.shared();
+    let driver = DomainDriver {
+        domain: "shmesh.io".into(),
+        node: "node-1".into(),
+        claims: claims.clone(),
+        resources: watch::channel((Config::default(), resources(&Config::default()))).1,
+        allocation_times: Arc::default(),
+        registered: watch::channel(true).0,
+        registration_log: Arc::new(Mutex::new(LogLimit::new(1, Duration::from_secs(1)))),
+        statuses: DeviceStatuses::default(),
+    };
+    let claim = |number: usize| -> Arc<ResourceClaim> {
+        let claim = json!({
+            "metadata": {"namespace": "radio", "name": format!("c{number}"), "uid": format!("{number:08}-0000-1111-2222-333333333333")},
+            "spec": {},
+            "status": {"allocation": {"devices": {"results": [result("domain", "domain")]}}},
+        });
+        Arc::new(serde_json::from_value(claim).unwrap())
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut prepared = 0;
+        for wanted in [0, 100, 500] {
+            while prepared < wanted {
+                driver.prepare(claim(prepared)).await.unwrap();
+                prepared += 1;
+            }
+            let [mut ours, mut synchronised] = [Vec::new(), Vec::new()];
+            let bytes = fs::read(node.checkpoint()).unwrap();
+            for _ in 0..200 {
+                let began = Instant::now();
+                driver.prepare(claim(prepared)).await.unwrap();
+                ours.push(began.elapsed());
+                claims.release(&format!("{prepared:08}-0000-1111-2222-333333333333")).await.unwrap();
+                let (new, file) = (disk.path().join("new"), disk.path().join("file"));
+                let began = Instant::now();
+                let mut out = fs::File::create(&new).unwrap();
+                out.write_all(&bytes).unwrap();
+                out.sync_all().unwrap();
+                fs::rename(new, file).unwrap();
+                synchronised.push(began.elapsed());
+            }
+            assert_eq!(node.census().2.len(), prepared);
+            for times in [&mut ours, &mut synchronised] {
+                times.sort();
+            }
+            let of = |times: &[Duration]| {
+                format!("p50 {:?}, p99 {:?}, most {:?}", times[100], times[198], times[199])
+            };
+            eprintln!(
+                "{prepared} claims, checkpoint of {} bytes: prepare {}; one synchronised file {}",
+                bytes.len(),
+                of(&ours),
+                of(&synchronised)
+            );
+        }
+    });
 }

@@ -1,5 +1,7 @@
 //! The DRA driver as a process, with a double of the API server. The kubelet's calls are made by the tests.
 
+#[cfg(target_arch = "x86_64")]
+mod kills;
 mod rollout;
 
 use std::fs;
