@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// Delays of successive attempts.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     first: Duration,
     last: Duration,
     next: Duration,
@@ -16,12 +16,13 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    pub(crate) fn new(first: Duration, last: Duration) -> Self {
+    /// Returns delays from `first` to `last`.
+    pub fn new(first: Duration, last: Duration) -> Self {
         Self { first, last, next: first, used: None, is_scheduled: false }
     }
 
     /// The delay from now on. It begins again when it was not needed for twice the longest delay.
-    pub(crate) fn delay(&mut self) -> Duration {
+    pub fn delay(&mut self) -> Duration {
         let now = Instant::now();
         if self.used.is_none_or(|used| now - used > 2 * self.last) {
             self.next = self.first;
@@ -33,22 +34,23 @@ impl Backoff {
     }
 
     /// The delay, unless an attempt is scheduled already.
-    pub(crate) fn schedule(&mut self) -> Option<Duration> {
+    pub fn schedule(&mut self) -> Option<Duration> {
         (!std::mem::replace(&mut self.is_scheduled, true)).then(|| self.delay())
     }
 
     /// An attempt begins: what happens from now on is the reason for another one.
-    pub(crate) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.is_scheduled = false;
     }
 
-    pub(crate) fn reset(&mut self) {
+    /// Begins again with the first delay.
+    pub fn reset(&mut self) {
         self.used = None;
     }
 }
 
 /// A random part of the time, so that the nodes of a cluster do not come back together.
-pub(crate) fn up_to(longest: Duration) -> Duration {
+pub fn up_to(longest: Duration) -> Duration {
     // Each of these hashes nothing with keys of its own, which are random.
     let random = RandomState::new().hash_one(());
     longest.mul_f64(f64::from(u32::try_from(random >> 32).unwrap_or_default()) / 2f64.powi(32))

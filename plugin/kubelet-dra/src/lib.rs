@@ -2,7 +2,7 @@
 #![deny(missing_docs)]
 
 mod api_error;
-mod backoff;
+pub mod backoff;
 mod claims;
 mod device_status;
 mod driver;

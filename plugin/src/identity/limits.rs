@@ -37,8 +37,9 @@ pub(super) const REPORT: Duration = Duration::from_secs(60);
 /// Maximum size of a file of pods.
 pub(super) const MAX_PODS_BYTES: u64 = 4 << 20;
 
-/// Maximum size of a list of the node's pods. Users decide how large their pods are, and the chart limits the service to 32 MiB.
-pub(super) const MAX_LIST_BYTES: usize = 16 << 20;
+/// Maximum size of an event of the node's pods, each of which has one pod. The API server stores 1.5 MiB of a pod, which JSON can
+/// lengthen, and the chart limits the service to 32 MiB.
+pub(super) const MAX_EVENT_BYTES: usize = 4 << 20;
 
 /// Maximum number of pods of the node that are kept from the API server. A kubelet runs 110 by default.
 pub(super) const MAX_PODS: usize = 1024;

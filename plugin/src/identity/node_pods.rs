@@ -1,55 +1,65 @@
-//! The pods of this node from the API server: a list, then a watch of its changes.
+//! The pods of this node from the API server, by a watch that begins with those that exist.
 //!
-//! Kubernetes never uses a uid again, so an entry cannot become wrong. While the API server is unavailable, known pods keep
-//! their names, and new ones are unconfirmed.
+//! A list would have all pods in one answer, of which users decide how large it is; a watch has one pod in each line, and a line that is
+//! too long costs the name of that pod only. Kubernetes never uses a uid again, so an entry cannot become wrong. While the API server
+//! is unavailable, known pods keep their names, and new ones are unconfirmed.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use http_body_util::{BodyExt, Limited};
 use kube::Client;
-use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::api::{WatchEvent, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
+use kubelet_dra::backoff::{Backoff, up_to};
 use serde::Deserialize;
+use shmesh_daemon::log_limit::LogLimit;
 use shmesh_proto::identity::Pod;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_stream::StreamExt;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use super::limits::{MAX_CONTAINERS_PER_POD, MAX_LIST_BYTES, MAX_PODS};
+use super::limits::{MAX_CONTAINERS_PER_POD, MAX_EVENT_BYTES, MAX_PODS};
 use super::pods::Pods;
 use crate::REPEATED_LOG;
 
 /// Path of the pods of all namespaces.
 const PATH: &str = "/api/v1/pods";
-/// Time limit for a list, and for opening a watch.
+/// Time limit for opening a watch.
 const REQUEST: Duration = Duration::from_secs(10);
-/// Maximum size of the reason for which a list was refused.
+/// Maximum size of the reason for which a watch was refused.
 const MAX_REASON_BYTES: usize = 8 << 10;
 /// Seconds after which the API server ends a watch.
 const WATCH_SECONDS: u32 = 290;
 /// Time without an event or bookmark after which the connection counts as lost. The API server sends a bookmark every minute.
 const SILENCE: Duration = Duration::from_secs(150);
-/// Age from which a watch counts as one that worked.
+/// Age from which a watch that ended is opened again without a delay.
 const WORKED: Duration = Duration::from_secs(30);
-/// Number of failures in sequence after which the pods are listed again.
-const WATCH_FAILURES: u32 = 3;
-/// Longest delay between attempts. Delays double from one second, and are random between a half and all of that, so that
-/// the nodes of a cluster do not come back together.
-const LONGEST_DELAY: Duration = Duration::from_secs(30);
+/// Delays between attempts, of which a random half is left out, so that the nodes of a cluster do not come back together.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// The pods that are bound to this node.
 #[derive(Debug)]
 pub(crate) struct NodePods {
     by_uid: RefCell<HashMap<String, NodePod>>,
-    /// Maximum size of a list in bytes.
-    list_limit: usize,
+    /// Maximum size of an event in bytes.
+    event_limit: usize,
     is_listed: watch::Sender<bool>,
+}
+
+/// How far the watch has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The version of the last bookmark. Before the first one there is none: pods that exist come in any order of their versions.
+    version: Option<String>,
+    /// The uids that came since the watch began anew.
+    seen: HashSet<String>,
+    /// Whether the API server cannot be asked for a bookmark at the end of the pods that exist, as versions before 1.34. It then comes
+    /// within a minute.
+    is_end_unmarked: bool,
 }
 
 #[derive(Debug)]
@@ -101,139 +111,169 @@ struct ContainerStatus {
     container_id: String,
 }
 
-#[derive(Debug, Deserialize)]
-struct PodList {
-    metadata: ListMetadata,
-    items: Vec<PodObject>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMetadata {
-    resource_version: String,
-}
-
 impl NodePods {
     pub(crate) fn new() -> Self {
-        Self { by_uid: RefCell::default(), list_limit: MAX_LIST_BYTES, is_listed: watch::Sender::new(false) }
+        Self {
+            by_uid: RefCell::default(),
+            event_limit: MAX_EVENT_BYTES,
+            is_listed: watch::Sender::new(false),
+        }
     }
 
-    /// Becomes true after the first list.
+    /// Becomes true when the pods that existed at the start are known.
     pub(crate) fn is_listed(&self) -> watch::Receiver<bool> {
         self.is_listed.subscribe()
     }
 
     /// Follows the pods of `node` for ever.
     pub(crate) async fn follow(&self, node: &str, connect: impl AsyncFn() -> Result<Client>) {
-        let (mut failures, mut complaints) = (0, REPEATED_LOG);
+        // Without those that have ended, of which a node can have any number.
+        let selector = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+        let (mut progress, mut backoff) = (Progress::default(), Backoff::new(RETRY.0, RETRY.1));
+        let mut complaints = REPEATED_LOG;
         loop {
-            let Err(error) = self.list_and_watch(node, &connect, &mut failures).await;
-            if let Some(suppressed) = complaints.allow(std::time::Instant::now()) {
+            let opened = Instant::now();
+            let ended = self.watch(&selector, &connect, &mut progress).await;
+            if let Err(error) = &ended
+                && let Some(suppressed) = complaints.allow(std::time::Instant::now())
+            {
                 let error = format!("{error:#}");
                 warn!(
                     error,
                     suppressed, "cannot follow the pods of this node; new pods have no names until then"
                 );
             }
-            failures = failures.saturating_add(1);
-            sleep(delay(failures)).await;
+            if ended.is_err() || opened.elapsed() < WORKED {
+                let delay = backoff.delay();
+                sleep(delay / 2 + up_to(delay / 2)).await;
+            }
         }
     }
 
-    async fn list_and_watch(
+    /// Goes on from where the last watch was, until this one ends.
+    async fn watch(
         &self,
-        node: &str,
+        selector: &str,
         connect: impl AsyncFn() -> Result<Client>,
-        failures: &mut u32,
-    ) -> Result<std::convert::Infallible> {
+        progress: &mut Progress,
+    ) -> Result<()> {
         let client = connect().await?;
-        // Without those that have ended, of which a node can have any number.
-        let selector = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
-        let mut version = self.list(&client, &selector).await?;
+        let opened = timeout(REQUEST, self.open(&client, selector, progress)).await;
+        let mut events = opened.context("opening the watch of pods timed out")??;
         loop {
-            let opened = Instant::now();
-            let ended = self.watch(&client, &selector, &mut version).await;
-            *failures = if opened.elapsed() >= WORKED { 0 } else { failures.saturating_add(1) };
-            if let Err(error) = ended {
-                debug!(error = format!("{error:#}"), "the watch of pods ended");
-                if is_expired(&error) || *failures > WATCH_FAILURES {
-                    return Err(error);
+            let line = timeout(SILENCE, events.next()).await.context("the watch of pods is silent")?;
+            let Some(line) = line.context("the watch of pods broke off")? else { return Ok(()) };
+            let event = serde_json::from_slice(&line).context("an event of the watch of pods cannot be read");
+            self.apply(event.inspect_err(|_| progress.version = None)?, progress)?;
+        }
+    }
+
+    async fn open(&self, client: &Client, selector: &str, progress: &mut Progress) -> Result<Lines> {
+        let mut params = WatchParams::default().fields(selector).timeout(WATCH_SECONDS);
+        if progress.version.is_none() {
+            progress.seen.clear();
+            if !progress.is_end_unmarked {
+                params = params.initial_events();
+            }
+        }
+        // The API server's cache has the pods, and may be a moment behind; etcd would read those of the whole cluster.
+        let version = progress.version.as_deref().unwrap_or("0");
+        let answer = client.send(Request::new(PATH).watch(&params, version)?.map(Body::from)).await?;
+        let (status, body) = (answer.status(), answer.into_body());
+        if status.is_success() {
+            let limit = self.event_limit;
+            return Ok(Lines {
+                body,
+                buffer: Vec::new(),
+                limit,
+                is_too_long: false,
+                complaints: REPEATED_LOG,
+            });
+        }
+        // 400 Bad Request or 422 Unprocessable Entity, by version.
+        progress.is_end_unmarked |= progress.version.is_none() && matches!(status.as_u16(), 400 | 422);
+        // 410 Gone, for example: the changes since then are no longer known.
+        progress.version = None;
+        let reason = Limited::new(body, MAX_REASON_BYTES).collect().await;
+        let reason =
+            reason.map_or_else(|error| error.to_string().into(), http_body_util::Collected::to_bytes);
+        bail!("the watch of pods was refused ({status}): {}", String::from_utf8_lossy(&reason));
+    }
+
+    fn apply(&self, event: WatchEvent<PodObject>, progress: &mut Progress) -> Result<()> {
+        let mut known = self.by_uid.borrow_mut();
+        match event {
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                if let Some((uid, pod)) = NodePod::of(pod)
+                    && (known.len() < MAX_PODS || known.contains_key(&uid))
+                {
+                    if progress.version.is_none() {
+                        progress.seen.insert(uid.clone());
+                    }
+                    known.insert(uid, pod);
                 }
             }
-            if *failures > 0 {
-                sleep(delay(*failures)).await;
-            }
-        }
-    }
-
-    /// Replaces all pods, and returns the version of the list.
-    async fn list(&self, client: &Client, selector: &str) -> Result<String> {
-        // The API server's cache may be a moment behind, and the watch brings the rest. Its cache has an index by node; etcd
-        // would read the pods of the whole cluster.
-        let params = ListParams::default().fields(selector).match_any();
-        let request = Request::new(PATH).list(&params)?;
-        let list = async {
-            let answer = client.send(request.map(Body::from)).await?;
-            // The body of an error has the reason, which is logged.
-            let status = answer.status();
-            let limit = if status.is_success() { self.list_limit } else { MAX_REASON_BYTES };
-            let mut body = Limited::new(answer.into_body(), limit);
-            let mut bytes = Vec::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| anyhow!(error)).with_context(|| {
-                    format!("the list of pods was not read ({status}, at most {limit} bytes are)")
-                })?;
-                bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
-            }
-            if !status.is_success() {
-                bail!("the list of pods was refused: {}", String::from_utf8_lossy(&bytes));
-            }
-            serde_json::from_slice::<PodList>(&bytes).context("the list of pods cannot be read")
-        };
-        let list = timeout(REQUEST, list).await.context("the list of pods timed out")??;
-        let count = list.items.len();
-        let kept = list.items.into_iter().take(MAX_PODS);
-        let pods: HashMap<_, _> = kept.filter_map(NodePod::of).collect();
-        if count > pods.len() {
-            warn!(
-                pods = count,
-                known = pods.len(),
-                "some pods of this node have no uid, or there are too many"
-            );
-        }
-        self.by_uid.replace(pods);
-        if !self.is_listed.send_replace(true) {
-            info!(pods = count, "pods of this node listed");
-        }
-        Ok(list.metadata.resource_version)
-    }
-
-    /// Follows the changes after `version` until the watch ends.
-    async fn watch(&self, client: &Client, selector: &str, version: &mut String) -> Result<()> {
-        let params = WatchParams::default().fields(selector).timeout(WATCH_SECONDS);
-        let request = Request::new(PATH).watch(&params, version)?;
-        let opened = timeout(REQUEST, client.request_events::<PodObject>(request)).await;
-        let mut events = std::pin::pin!(opened.context("opening the watch of pods timed out")??);
-        loop {
-            let event = timeout(SILENCE, events.next()).await.context("the watch of pods is silent")?;
-            match event.transpose()? {
-                None => return Ok(()),
-                Some(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) => {
-                    version.clone_from(&pod.metadata.resource_version);
-                    let mut known = self.by_uid.borrow_mut();
-                    if let Some((uid, pod)) = NodePod::of(pod)
-                        && (known.len() < MAX_PODS || known.contains_key(&uid))
-                    {
-                        known.insert(uid, pod);
+            WatchEvent::Deleted(pod) => drop(known.remove(&pod.metadata.uid)),
+            WatchEvent::Bookmark(bookmark) => {
+                if progress.version.replace(bookmark.metadata.resource_version).is_none() {
+                    let seen = std::mem::take(&mut progress.seen);
+                    known.retain(|uid, _| seen.contains(uid));
+                    if !self.is_listed.send_replace(true) {
+                        info!(pods = known.len(), "pods of this node listed");
                     }
                 }
-                Some(WatchEvent::Deleted(pod)) => {
-                    *version = pod.metadata.resource_version;
-                    self.by_uid.borrow_mut().remove(&pod.metadata.uid);
-                }
-                Some(WatchEvent::Bookmark(bookmark)) => *version = bookmark.metadata.resource_version,
-                Some(WatchEvent::Error(status)) => return Err(kube::Error::Api(status).into()),
             }
+            WatchEvent::Error(status) => {
+                progress.version = None;
+                return Err(kube::Error::Api(status).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lines of a watch, of which one is in memory.
+struct Lines {
+    body: Body,
+    /// The bytes that were received after the last line.
+    buffer: Vec<u8>,
+    /// Maximum length of a line in bytes.
+    limit: usize,
+    is_too_long: bool,
+    complaints: LogLimit,
+}
+
+impl Lines {
+    /// Returns the next line that is not too long; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(searched + end + 1);
+                let line = std::mem::replace(&mut self.buffer, rest);
+                if !std::mem::take(&mut self.is_too_long) && line.len() <= self.limit {
+                    return Ok(Some(line));
+                }
+                if let Some(suppressed) = self.complaints.allow(std::time::Instant::now()) {
+                    let limit = self.limit;
+                    warn!(
+                        limit,
+                        suppressed,
+                        "a pod of this node has more bytes of JSON than the limit; it may have no name"
+                    );
+                }
+                searched = 0;
+                continue;
+            }
+            if self.buffer.len() > self.limit {
+                self.is_too_long = true;
+                self.buffer = Vec::new();
+            }
+            searched = self.buffer.len();
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            self.buffer.extend_from_slice(
+                frame.map_err(|error| anyhow!(error))?.data_ref().map_or(&[], |data| data),
+            );
         }
     }
 }
@@ -274,18 +314,6 @@ impl Pods for NodePods {
         let container = pod.name_of(container_id).unwrap_or_default().to_owned();
         Some(Pod { container, container_id: container_id.to_owned(), ..pod.pod.clone() })
     }
-}
-
-/// Whether the changes after the version are no longer known, so that the pods must be listed.
-fn is_expired(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 410)
-}
-
-fn delay(failures: u32) -> Duration {
-    let longest = LONGEST_DELAY.min(Duration::from_secs(1 << failures.saturating_sub(1).min(5)));
-    // Each of these hashes nothing with keys of its own, which are random.
-    let random = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or_default();
-    longest.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
 #[cfg(test)]
