@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::args::Args;
-use crate::scenarios::Scenario;
 use crate::scratch::Scratch;
 use crate::tools::Tool;
 
@@ -35,7 +34,6 @@ impl Release {
             },
             "plugin": {"image": args.plugin_image},
             "sidecar": {"image": args.sidecar_image},
-            "test": {"namespace": Scenario::Allocate.namespace(args)},
         });
         Ok(Self {
             kubeconfig,
@@ -111,7 +109,7 @@ impl Release {
     /// Runs the tests of the chart.
     pub(crate) async fn test(&self) -> Result<()> {
         let timeout = format!("{}s", self.limit.as_secs());
-        self.helm(&["test", NAME, "--timeout", &timeout]).await?;
+        self.helm(&["test", NAME, "--logs", "--timeout", &timeout]).await?;
         Ok(())
     }
 

@@ -93,14 +93,13 @@ seccompProfile: {type: RuntimeDefault}
 {{ toYaml $config }}
 {{- end }}
 
-{{/* Pods that asked are looked at; never those that must start without us. */}}
+{{/* Pods of the release itself ask for nothing, and those of `helm test` do. */}}
 {{- define "shmesh.namespaceSelector" -}}
 matchExpressions:
   - key: kubernetes.io/metadata.name
     operator: NotIn
     values:
       - kube-system
-      - {{ .Release.Namespace }}
 {{- range .Values.injector.excludedNamespaces }}
       - {{ . }}
 {{- end }}

@@ -48,7 +48,7 @@ pub const MEMORY_POLICY: &str = include_str!("../policy/memory.yaml");
 /// ```
 #[must_use]
 pub fn memory_policy(name: &str, domain: &str, unit: &str) -> String {
-    let marks = [("@NAME@", name), ("@DOMAIN@", domain), ("@UNIT@", unit)];
+    let marks = [("@NAME@", name), ("@DOMAIN@", domain), ("@UNIT@", unit), ("@ACTION@", "Deny")];
     marks.into_iter().fold(MEMORY_POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
 }
 

@@ -24,7 +24,6 @@ pub(crate) struct Values {
     sidecar: Option<SidecarValues>,
     network_policy: Option<NetworkPolicyValues>,
     monitoring: Option<MonitoringValues>,
-    test: Option<TestValues>,
     /// Global values of parent charts.
     global: Option<Map<String, Value>>,
 }
@@ -84,6 +83,8 @@ struct PluginValues {
     node_selector: Option<BTreeMap<String, String>>,
     tolerations: Option<Vec<Map<String, Value>>>,
     affinity: Option<Map<String, Value>>,
+    /// Action for new pods with more shm than the memory limit of the container.
+    memory_policy: Option<MemoryPolicy>,
     /// Nodes on which the new plugin takes over from the old one during an upgrade.
     max_surge: Option<CountOrShare>,
     /// Nodes that may be without the plugin during an upgrade, if maxSurge is 0.
@@ -91,11 +92,22 @@ struct PluginValues {
     pod_annotations: Option<BTreeMap<String, String>>,
 }
 
+/// Action of the policy for memory limits.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is wanted")]
+enum MemoryPolicy {
+    Deny,
+    Warn,
+    Audit,
+    /// There is no policy.
+    None,
+}
+
 #[derive(JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct IdentityValues {
-    /// Read the names and service accounts of the node's pods from the API server, with the right to list and watch pods.
+    /// Read the names and service accounts of the node's pods from the API server, with the right to watch pods.
     pod_names: Option<bool>,
     /// Fail if the node itself runs in a nested pid namespace; must be false in kind.
     require_initial_pid_namespace: Option<bool>,
@@ -144,7 +156,7 @@ struct InjectorValues {
     priority_class_name: Option<String>,
     node_selector: Option<BTreeMap<String, String>>,
     tolerations: Option<Vec<Map<String, Value>>>,
-    /// Namespaces without injection, in addition to kube-system and the namespace of the release.
+    /// Namespaces without injection, in addition to kube-system.
     excluded_namespaces: Option<Vec<String>>,
     limits: Option<shmesh_injector::Limits>,
     /// Allow links in pods with hostPID.
@@ -231,14 +243,6 @@ struct MonitoringValues {
     /// Create a ConfigMap with the Grafana dashboard.
     dashboard: Option<bool>,
     labels: Option<BTreeMap<String, String>>,
-}
-
-#[derive(JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[expect(dead_code, reason = "only its schema is wanted")]
-struct TestValues {
-    /// Namespace in which `helm test` creates a pod with a link.
-    namespace: Option<String>,
 }
 
 /// Returns the chart's schema, with the device plugin's schema for `config`.
