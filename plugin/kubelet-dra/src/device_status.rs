@@ -1,14 +1,15 @@
 //! A driver's reports of devices in the status of claims: the latest one of each claim is written, and retried.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use shmesh_log_limit::LogLimit;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::api_error::{code_of, text_of};
@@ -22,12 +23,14 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// overloaded gets about two retries a minute from each node, whatever the number of claims.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// Warnings at once, and the interval of further ones.
+const WARNINGS: (u32, Duration) = (5, Duration::from_secs(60));
+
 /// Writes `status.devices` of claims.
 ///
 /// Only the latest report of a claim is kept, in memory: there are never more reports than claims, and those that are not written when
-/// the process ends are lost. A write that fails is retried with increasing delays, after new reports of other claims; each write may
-/// hold up the others for ten seconds. A claim that does not exist any more, or has been created again
-/// with another uid, is dropped. Clones share their reports.
+/// the process ends are lost. A write that fails is retried with increasing delays, and new reports of other claims do not wait for it. A
+/// claim that does not exist any more, or has been created again with another uid, is dropped. Clones share their reports.
 ///
 /// Reports are applied on the server's side, so devices of other drivers stay as they are. Besides `get` on `resourceclaims` and `patch`
 /// on `resourceclaims/status`, the driver's account needs, since Kubernetes 1.36, the verb `associated-node:patch` on
@@ -39,12 +42,15 @@ pub struct DeviceStatuses(Arc<Shared>);
 struct Shared {
     pending: Mutex<ReportQueue>,
     added: Notify,
+    failed: Notify,
 }
 
 /// The reports that are not written yet, by the uid of the claim.
 #[derive(Debug, Default)]
 struct ReportQueue {
     reports: BTreeMap<String, Report>,
+    /// Claims that are written now. A newer report waits, so that it is not overwritten by the older one.
+    writing: BTreeSet<String>,
     last_number: u64,
 }
 
@@ -63,16 +69,25 @@ impl ReportQueue {
         self.last_number
     }
 
-    /// Returns the report to write next: new ones first, and then, if it is time, those that have failed.
-    fn next(&self, may_retry: bool) -> Option<Report> {
-        let due = self.reports.values().filter(|report| may_retry || !report.has_failed);
-        due.min_by_key(|report| (report.has_failed, report.number)).cloned()
+    /// Returns the report to write next, of the new ones or of those that have failed.
+    fn next(&self, has_failed: bool) -> Option<Report> {
+        let is_due =
+            |report: &&Report| report.has_failed == has_failed && !self.writing.contains(&report.claim.uid);
+        self.reports.values().filter(is_due).min_by_key(|report| report.number).cloned()
+    }
+
+    /// Takes the next report, which is written until [`end`](Self::end).
+    fn begin(&mut self, has_failed: bool) -> Option<Report> {
+        let report = self.next(has_failed)?;
+        self.writing.insert(report.claim.uid.clone());
+        Some(report)
     }
 
     /// Notes that a report was written, or puts it at the end of the queue. A newer report of the claim stays as it is.
     fn end(&mut self, written: &Report, is_done: bool) {
         let number = self.next_number();
         let uid = &written.claim.uid;
+        self.writing.remove(uid);
         let Some(report) = self.reports.get_mut(uid).filter(|report| report.number == written.number) else {
             return;
         };
@@ -118,41 +133,74 @@ impl DeviceStatuses {
         self.pending().reports.len()
     }
 
-    /// Writes reports of `driver` one by one, for ever. There should be one such task.
+    /// Writes reports of `driver`, for ever. There should be one such task.
     pub async fn run(&self, client: &Client, driver: &str) {
-        let mut retry = Backoff::new(RETRY.0, RETRY.1);
-        let mut retry_at = Instant::now();
+        tokio::join!(self.write_new(client, driver), self.retry(client, driver));
+    }
+
+    /// Writes new reports one by one.
+    async fn write_new(&self, client: &Client, driver: &str) {
+        let mut log = LogLimit::new(WARNINGS.0, WARNINGS.1);
         loop {
-            let may_retry = retry_at <= Instant::now();
-            let next = self.pending().next(may_retry);
+            let next = self.pending().begin(false);
             let Some(report) = next else {
-                let is_waiting = self.unwritten() > 0;
-                tokio::select! {
-                    () = self.0.added.notified() => {}
-                    () = sleep_until(retry_at), if is_waiting => {}
-                }
+                self.0.added.notified().await;
                 continue;
             };
-            let outcome = write(client, driver, &report).await;
-            let is_done = match outcome {
-                Ok(()) => true,
-                Err(WriteError::Gone) => {
-                    debug!("claim {} is gone: its status is not written", report.claim);
-                    true
+            if let Err(error) = self.write(client, driver, &report).await {
+                let claim = &report.claim;
+                match log.allow(Instant::now().into_std()) {
+                    Some(suppressed) => {
+                        warn!(
+                            suppressed,
+                            "status of claim {claim} cannot be written: {error}; it is tried again"
+                        );
+                    }
+                    None => debug!("status of claim {claim} cannot be written: {error}; it is tried again"),
                 }
-                Err(WriteError::Failed(error)) => {
-                    warn!("status of claim {} cannot be written: {error}; it is tried again", report.claim);
-                    false
-                }
-            };
-            if is_done {
-                retry.reset();
-                retry_at = Instant::now();
-            } else if may_retry {
-                retry_at = Instant::now() + up_to(retry.delay());
             }
-            self.pending().end(&report, is_done);
         }
+    }
+
+    /// Writes reports that have failed, one by one, until one fails again.
+    async fn retry(&self, client: &Client, driver: &str) {
+        let mut delays = Backoff::new(RETRY.0, RETRY.1);
+        loop {
+            while self.pending().next(true).is_none() {
+                self.0.failed.notified().await;
+            }
+            sleep(up_to(delays.delay())).await;
+            loop {
+                let next = self.pending().begin(true);
+                let Some(report) = next else {
+                    delays.reset();
+                    break;
+                };
+                if let Err(error) = self.write(client, driver, &report).await {
+                    debug!("status of claim {} cannot be written: {error}; it is tried again", report.claim);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Writes a report, and notes the outcome.
+    async fn write(&self, client: &Client, driver: &str, report: &Report) -> Result<(), String> {
+        let outcome = match write(client, driver, report).await {
+            Ok(()) => Ok(()),
+            Err(WriteError::Gone) => {
+                debug!("claim {} is gone: its status is not written", report.claim);
+                Ok(())
+            }
+            Err(WriteError::Failed(error)) => Err(error),
+        };
+        self.pending().end(report, outcome.is_ok());
+        // A newer report of the claim may have waited.
+        self.0.added.notify_one();
+        if outcome.is_err() {
+            self.0.failed.notify_one();
+        }
+        outcome
     }
 }
 
@@ -198,24 +246,26 @@ mod tests {
         statuses.put(ClaimRef { namespace: "default".into(), name: uid.into(), uid: uid.into() }, Vec::new());
     }
 
-    fn next(statuses: &DeviceStatuses, may_retry: bool) -> Option<Report> {
-        statuses.pending().next(may_retry)
+    fn next(statuses: &DeviceStatuses, has_failed: bool) -> Option<Report> {
+        statuses.pending().next(has_failed)
     }
 
     #[test]
-    fn new_reports_are_written_before_failed_ones() {
+    fn new_reports_and_failed_ones_have_queues_of_their_own() {
         let statuses = DeviceStatuses::default();
         for uid in ["b", "a", "b"] {
             put(&statuses, uid);
         }
-        let uid = |may_retry| next(&statuses, may_retry).map(|report| report.claim.uid);
-        assert_eq!((statuses.unwritten(), uid(true).as_deref()), (2, Some("a")));
+        let uid = |has_failed| next(&statuses, has_failed).map(|report| report.claim.uid);
+        assert_eq!((statuses.unwritten(), uid(false).as_deref(), uid(true)), (2, Some("a"), None));
+        for wanted in [(Some("b"), Some("a")), (None, Some("a"))] {
+            let failed = next(&statuses, false).expect("a report");
+            statuses.pending().end(&failed, false);
+            assert_eq!((uid(false).as_deref(), uid(true).as_deref()), wanted);
+        }
         let failed = next(&statuses, true).expect("a report");
         statuses.pending().end(&failed, false);
-        assert_eq!(uid(true).as_deref(), Some("b"));
-        let failed = next(&statuses, true).expect("a report");
-        statuses.pending().end(&failed, false);
-        assert_eq!((uid(false), uid(true).as_deref()), (None, Some("a")));
+        assert_eq!(uid(true).as_deref(), Some("b"), "the last one is tried last");
     }
 
     #[test]
@@ -223,15 +273,22 @@ mod tests {
         let statuses = DeviceStatuses::default();
         for is_done in [true, false] {
             put(&statuses, "a");
-            let begun = next(&statuses, true).expect("a report");
+            let begun = next(&statuses, false).expect("a report");
             put(&statuses, "a");
             statuses.pending().end(&begun, is_done);
             let newer = next(&statuses, false).expect("the newer report");
             assert!(newer.number > begun.number);
         }
-        let begun = next(&statuses, true).expect("a report");
+        let begun = next(&statuses, false).expect("a report");
         statuses.forget("a");
         statuses.pending().end(&begun, false);
         assert_eq!(statuses.unwritten(), 0, "a reverted claim does not come back");
+        // A newer report is written when the older one has ended.
+        put(&statuses, "a");
+        let begun = statuses.pending().begin(false).expect("a report");
+        put(&statuses, "a");
+        assert!(statuses.pending().begin(false).is_none());
+        statuses.pending().end(&begun, false);
+        assert!(statuses.pending().begin(false).is_some());
     }
 }

@@ -52,6 +52,9 @@ pub(crate) enum CheckpointError {
     /// The file cannot be read or written.
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// Another version of the program wrote it.
+    #[error("it has version {0}, and this program reads {VERSION}")]
+    OtherVersion(String),
     /// The content is not what was written.
     #[error("it is damaged: {0}")]
     Damaged(String),
@@ -78,7 +81,7 @@ impl Checkpoint {
         let words: Vec<_> = header.split(' ').collect();
         let [MAGIC, version, sum] = words[..] else { return Err(damaged("its header is not ours")) };
         if version != VERSION {
-            return Err(damaged(&format!("it has version {version}, and this program reads {VERSION}")));
+            return Err(CheckpointError::OtherVersion(version.to_owned()));
         }
         if sum != format!("{:016x}", checksum(body)) {
             return Err(damaged("its checksum does not match"));

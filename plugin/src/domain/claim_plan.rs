@@ -40,7 +40,7 @@ const MAX_ENTRY_NAME: usize = 63;
 pub(crate) struct ClaimGrant {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// End of the names of variables that are the claim's alone.
+    /// End of the names of variables that are the claim's alone; empty in checkpoints of versions without such variables.
     #[serde(default)]
     pub(crate) suffix: String,
     pub(crate) domain: Option<DomainGrant>,
@@ -49,15 +49,19 @@ pub(crate) struct ClaimGrant {
     pub(crate) npus: Vec<String>,
 }
 
-/// Returns the claim's name as part of a variable's name. A claim from a template has a generated name, and counts by the name of its entry in
+/// Returns the claim's name as part of a variable's name, which no other name of a claim gives. A claim from a template has a generated name, and counts by the name of its entry in
 /// the pod.
 fn variable_suffix(claim: &ResourceClaim) -> String {
     // The name of an entry is a DNS label, but a claim that is created by hand can have any text here.
     let entry = claim.metadata.annotations.as_ref().and_then(|all| all.get(POD_CLAIM_NAME));
     let entry = entry.filter(|name| name.len() <= MAX_ENTRY_NAME);
     let name = entry.or(claim.metadata.name.as_ref()).map(String::as_str).unwrap_or_default();
-    let part = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    name.chars().map(part).collect()
+    // Names of claims have no capitals, so that `a.b`, `a-b` and `a-dot-b` differ.
+    let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    name.split('.')
+        .map(|label| label.chars().map(upper).collect::<String>())
+        .collect::<Vec<_>>()
+        .join("_dot_")
 }
 
 /// The part behind the claim's uid in the name of a pool's CDI device.

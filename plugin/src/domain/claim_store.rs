@@ -111,7 +111,7 @@ pub(crate) enum StoreError {
     /// The lock cannot be taken.
     #[error("cannot lock {}: {error}", .path.display())]
     Lock { path: PathBuf, error: io::Error },
-    /// Another process has written a checkpoint that this one cannot read.
+    /// The checkpoint was replaced, and cannot be read or is of another version.
     #[error("cannot read the checkpoint {} again, and nothing is changed: {error}; restart the newer pod of the plugin on this node, or delete the older one", .path.display())]
     Unreadable { path: PathBuf, error: CheckpointError },
     /// A test lets the driver crash here.
@@ -149,12 +149,12 @@ fn unerased(released: &usize, directory: &Path) -> String {
     )
 }
 
-/// Describes a directory of all claims that was deleted, and the remedy.
+/// Describes a directory of all claims that was deleted or moved, and the remedy.
 pub(super) fn deleted(directory: &Path) -> String {
     let directory = directory.display();
     format!(
-        "{directory} was deleted on the node, with the files of the pods that have claims: restart the pod of the plugin, which makes it \
-         again, and then those pods"
+        "{directory} was deleted or moved on the node, with the files of the pods that have claims: move it back, or restart the pod of \
+         the plugin, which makes it again, and then those pods"
     )
 }
 
@@ -188,15 +188,18 @@ fn cdi_devices(
     if let Some(domain) = &grant.domain {
         let user_namespaces =
             if domain.has_user_namespaces { UserNamespaces::Always } else { UserNamespaces::Never };
+        let mut env = vec![
+            format!("SHMESH_CLAIM={}/{}", grant.namespace, grant.name),
+            format!("SHMESH_BYTES={}", domain.bytes),
+        ];
+        if !grant.suffix.is_empty() {
+            // Of a container with several claims, the ones above are of the last claim.
+            env.push(format!("SHMESH_DIR_{}={}", grant.suffix, domain.mount_path.display()));
+            env.push(format!("SHMESH_BYTES_{}={}", grant.suffix, domain.bytes));
+        }
         edits.push(ClaimEdits {
             name: uid.to_owned(),
-            env: vec![
-                format!("SHMESH_CLAIM={}/{}", grant.namespace, grant.name),
-                format!("SHMESH_BYTES={}", domain.bytes),
-                // Of a container with several claims, the ones above are of the last claim.
-                format!("SHMESH_DIR_{}={}", grant.suffix, domain.mount_path.display()),
-                format!("SHMESH_BYTES_{}={}", grant.suffix, domain.bytes),
-            ],
+            env,
             directory: Some(ClaimDirectory {
                 directory,
                 mount_path: &domain.mount_path,
@@ -253,6 +256,16 @@ fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
 }
 
+/// Keeps a damaged checkpoint for a person to look at.
+fn put_aside(path: &Path, damage: &CheckpointError) -> anyhow::Result<()> {
+    let aside = path.with_file_name(DAMAGED);
+    error!(
+        checkpoint = %path.display(), %damage, kept = %aside.display(),
+        "the checkpoint of claims is damaged; claims are recovered from their directories"
+    );
+    fs::rename(path, &aside).with_context(|| format!("cannot move the damaged checkpoint {}", path.display()))
+}
+
 /// Waits until no other process works on the claims, but not longer than `until`.
 fn lock_checkpoint(state: &Path, until: Instant) -> Result<Locked, StoreError> {
     let path = state.join(CHECKPOINT_LOCK);
@@ -289,13 +302,7 @@ impl ClaimStore {
                 return Err(error).with_context(|| format!("cannot read the checkpoint {}", path.display()));
             }
             Err(damage) => {
-                let aside = state.join(DAMAGED);
-                error!(
-                    checkpoint = %path.display(), %damage, kept = %aside.display(),
-                    "the checkpoint of claims is damaged; claims are recovered from their directories"
-                );
-                fs::rename(&path, &aside)
-                    .with_context(|| format!("cannot move the damaged checkpoint {}", path.display()))?;
+                put_aside(&path, &damage)?;
                 (Checkpoint::default(), false)
             }
         };
@@ -323,10 +330,29 @@ impl ClaimStore {
             match Checkpoint::load(&path) {
                 Ok(Some(read)) => (self.checkpoint, self.file) = (read, file),
                 Ok(None) => {}
+                Err(damage @ CheckpointError::Damaged(_)) => self.recover(&path, &damage)?,
                 Err(error) => return Err(StoreError::Unreadable { path, error }),
             }
         }
         Ok(lock)
+    }
+
+    /// Replaces a checkpoint that was damaged under this process: by what is on the node, which another instance may have changed,
+    /// and by what is known of it.
+    fn recover(&mut self, path: &Path, damage: &CheckpointError) -> Result<(), StoreError> {
+        let failed = |error: anyhow::Error| {
+            let error = CheckpointError::Io(io::Error::other(format!("{error:#}")));
+            StoreError::Unreadable { path: path.to_owned(), error }
+        };
+        put_aside(path, damage).map_err(failed)?;
+        let mut next = self.recovered();
+        next.boot_id.clone_from(&self.settings.boot_id);
+        for (uid, known) in &self.checkpoint.claims {
+            if next.claims.contains_key(uid) || !self.left_of(uid).is_empty() {
+                next.claims.insert(uid.clone(), known.clone());
+            }
+        }
+        self.save(next)
     }
 
     fn start(&mut self, is_known: bool) -> anyhow::Result<()> {

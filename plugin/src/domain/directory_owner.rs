@@ -2,8 +2,9 @@
 //! is locked while the plugin runs, by both instances of a rolling update. Another domain, or one with another checkpoint,
 //! would remove the directories as unknown.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -22,6 +23,18 @@ const MAX_BYTES: u64 = 8192;
 pub(crate) struct DirectoryOwner {
     /// The lock ends with the descriptor.
     mark: File,
+    /// The directory that the mount with the mark shows, as a path in its file system.
+    mounted: Option<String>,
+}
+
+/// Returns what the mount with a file shows. The kernel knows the present name, also of what is moved under a mount.
+fn mounted(file: &File) -> Option<String> {
+    // Mounts are those of the thread's namespace, which is the process's but in tests.
+    let info = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd())).ok()?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").ok()?;
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.into_iter().find(|fields| fields[0] == mount)?.get(3).map(|root| (*root).to_owned())
 }
 
 impl DirectoryOwner {
@@ -40,6 +53,12 @@ impl DirectoryOwner {
     /// Whether the mark was deleted, alone or with the directory.
     pub(crate) fn is_lost(&self) -> bool {
         self.mark.metadata().is_ok_and(|found| found.nlink() == 0)
+    }
+
+    /// Whether the directory has another name on the node than it had, although the mount shows it as before.
+    pub(crate) fn is_moved(&self) -> bool {
+        // The kernel's list can lack a mount while others come and go: then nothing is known.
+        matches!((&self.mounted, mounted(&self.mark)), (Some(then), Some(now)) if *then != now)
     }
 
     fn mark(directory: &Path, text: &str) -> Result<Self> {
@@ -73,7 +92,8 @@ impl DirectoryOwner {
         }
         // Starts come one after the other, because only the owner of the domain gets here.
         mark.try_lock_shared().with_context(|| format!("cannot lock the mark of its owner, {MARK}"))?;
-        Ok(Self { mark })
+        let mounted = mounted(&mark);
+        Ok(Self { mark, mounted })
     }
 }
 
@@ -112,9 +132,42 @@ mod tests {
         }
         let owner = DirectoryOwner::claim(&own).expect("its own after a restart");
         assert!(!owner.is_lost());
-        std::fs::remove_dir_all(&claims).expect("removed, as a person does");
+        fs::remove_dir_all(&claims).expect("removed, as a person does");
         assert!(owner.is_lost());
         drop(owner);
         DirectoryOwner::claim(&config("other.io", "/state")).expect("it is free again");
+    }
+
+    #[test]
+    fn directory_that_is_moved_under_its_mount_is_noticed() {
+        use nix::mount::{MsFlags, mount};
+        use nix::sched::{CloneFlags, unshare};
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
+        let (claims, seen) = (dir.path().join("claims"), dir.path().join("seen"));
+        fs::create_dir(&claims).expect("it is new");
+        fs::create_dir(&seen).expect("it is new");
+        // A thread has mounts of its own, as a container has, and the test's other threads have none of them.
+        let owner = std::thread::scope(|scope| {
+            let owner = scope.spawn(|| {
+                if unshare(CloneFlags::CLONE_NEWNS).is_err() {
+                    eprintln!("skipped: mounts require root");
+                    return;
+                }
+                let (none, private) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
+                mount(none, "/", none, private, none).expect("mounts are private");
+                mount(Some(&claims), &seen, none, MsFlags::MS_BIND, none).expect("it is mounted");
+                let owner = DirectoryOwner::mark(&seen, "it").expect("it is free");
+                assert!(!owner.is_moved());
+                let away = dir.path().join("away");
+                fs::rename(&claims, &away).expect("as a person does");
+                assert!(owner.is_moved() && !owner.is_lost() && seen.join(MARK).exists());
+                fs::rename(&away, &claims).expect("and back");
+                assert!(!owner.is_moved());
+                fs::remove_dir_all(&claims).expect("removed");
+                assert!(owner.is_moved() && owner.is_lost());
+            });
+            owner.join()
+        });
+        owner.expect("it does not panic");
     }
 }

@@ -267,7 +267,7 @@ impl SharedClaims {
         let directory = config.seen(&config.dra.directory);
         let is_gone = directory.try_exists().is_ok_and(|exists| !exists)
             || is_deleted(&directory)
-            || self.owner.as_ref().is_some_and(|owner| owner.is_lost());
+            || self.owner.as_ref().is_some_and(|owner| owner.is_lost() || owner.is_moved());
         is_gone.then(|| deleted(&config.dra.directory))
     }
 }
@@ -300,6 +300,10 @@ impl DomainDriver {
         };
         let plan = plan_claim(claim, &self.domain, &self.node, &devices)
             .map_err(|refusal| (refusal.reason(), refusal.to_string()))?;
+        if plan.grant.domain.is_some() && self.claims.owner.as_ref().is_some_and(|owner| owner.is_moved()) {
+            // The directory would be made where the runtime does not look for it.
+            return Err(("directory", deleted(&directory)));
+        }
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         for pool in &plan.grant.pools {
             // Before the store has it: a sweep that has begun stops.

@@ -748,7 +748,7 @@ fn directory_that_was_deleted_under_its_mount_is_unhealthy() {
     assert!(problem.contains("restart the pod of the plugin"), "{problem}");
     let error = store.prepare(A, &grant("a")).unwrap_err();
     assert_eq!(error.reason(), "directory");
-    assert!(error.to_string().contains("was deleted on the node"), "{error}");
+    assert!(error.to_string().contains("was deleted or moved on the node"), "{error}");
     let is_healthy = |problem: Option<&str>| {
         let health = device_health("node-1", &resources(&Config::default()), problem);
         let domain = health.into_iter().find(|one| one.device == "domain").unwrap();
@@ -864,7 +864,9 @@ fn each_claim_has_variables_with_its_name() {
         let plan = plan_claim(&serde_json::from_value(claim).unwrap(), "shmesh.io", "node-1", &devices());
         plan.unwrap().grant.suffix
     };
-    assert_eq!(suffix("du-0.cell", Value::Null), "DU_0_CELL");
+    assert_eq!(suffix("du-0-cell", Value::Null), "DU_0_CELL");
+    assert_eq!(suffix("du-0.cell", Value::Null), "DU_0_dot_CELL");
+    assert_eq!(suffix("du-0-dot-cell", Value::Null), "DU_0_DOT_CELL");
     let of_template = json!({"resource.kubernetes.io/pod-claim-name": "ipc"});
     assert_eq!(suffix("pod-0-ipc-x7k2p", of_template), "IPC");
     let by_hand = json!({"resource.kubernetes.io/pod-claim-name": "x".repeat(200_000)});
@@ -1074,27 +1076,75 @@ fn call_is_refused_while_another_process_holds_the_lock() {
 }
 
 #[test]
-fn checkpoint_that_cannot_be_read_again_is_not_overwritten() {
-    for text in ["shmesh-claims 2 0000000000000000\n{}", "shmesh-claims 1 0000000000000000\n{}", "\n", ""] {
+fn checkpoint_of_another_version_is_not_overwritten() {
+    let node = Node::new();
+    let claims = node.shared();
+    in_order(async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        let good = fs::read(node.checkpoint()).unwrap();
+        let text = "shmesh-claims 2 0000000000000000\n{}";
+        fs::write(node.checkpoint(), text).unwrap();
+        let (reason, said) = claims.call(|store| store.prepare(B, &grant("b"))).await.unwrap_err();
+        assert_eq!(reason, "checkpoint");
+        assert!(said.contains("claims.checkpoint again, and nothing is changed: it has version 2"), "{said}");
+        claims.release(A).await.unwrap_err();
+        claims.collect().await;
+        assert_eq!(fs::read_to_string(node.checkpoint()).unwrap(), text, "not overwritten");
+        assert!(node.claims().join(A).exists() && node.spec(A).is_some(), "nothing is removed");
+        assert!(!node.claims().join(B).exists() && node.spec(B).is_none(), "nor created");
+        fs::write(node.checkpoint(), good).unwrap();
+        claims.release(A).await.unwrap();
+        node.assert_nothing("readable again");
+    });
+}
+
+#[test]
+fn checkpoint_that_is_damaged_under_a_running_plugin_is_written_again() {
+    for text in ["shmesh-claims 1 0000000000000000\n{}", "\n", ""] {
         let node = Node::new();
-        let claims = node.shared();
+        let (claims, other) = (node.shared(), node.shared());
         in_order(async {
             claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
             let good = fs::read(node.checkpoint()).unwrap();
+            // Another instance releases one claim, and this one knows nothing of it.
+            claims.call(|store| store.prepare(B, &ClaimGrant { domain: None, ..grant("b") })).await.unwrap();
+            other.release(B).await.unwrap();
             fs::write(node.checkpoint(), text).unwrap();
-            let (reason, said) = claims.call(|store| store.prepare(B, &grant("b"))).await.unwrap_err();
-            assert_eq!(reason, "checkpoint");
-            assert!(said.contains("claims.checkpoint again, and nothing is changed"), "{said}");
-            claims.release(A).await.unwrap_err();
-            claims.collect().await;
-            assert_eq!(fs::read_to_string(node.checkpoint()).unwrap(), text, "not overwritten");
-            assert!(node.claims().join(A).exists() && node.spec(A).is_some(), "nothing is removed");
-            assert!(!node.claims().join(B).exists() && node.spec(B).is_none(), "nor created");
-            fs::write(node.checkpoint(), good).unwrap();
-            claims.release(A).await.unwrap();
-            node.assert_nothing("readable again");
+            claims.held_pools("shmesh.io".into()).await.unwrap();
+            assert_eq!(fs::read(node.checkpoint()).unwrap(), good, "grant and group are those before");
+            assert_eq!(fs::read_to_string(node.path("state/claims.damaged")).unwrap(), text);
+            node.assert_one(A, "as before");
+            other.release(A).await.unwrap();
+            node.assert_nothing("the other one has read it");
         });
     }
+}
+
+#[test]
+fn group_of_files_that_are_left_stays_leased_when_the_checkpoint_is_damaged() {
+    let node = Node::new();
+    let claims = node.shared();
+    in_order(async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        let link = lock_directory(&node, A);
+        claims.release(A).await.unwrap();
+        fs::write(node.checkpoint(), "").unwrap();
+        claims.held_pools("shmesh.io".into()).await.unwrap();
+        assert_eq!(node.census().2.len(), 1);
+        fs::remove_file(link).unwrap();
+        claims.attempts.lock().unwrap().clear();
+        claims.collect().await;
+        node.assert_nothing("its turn came");
+    });
+}
+
+#[test]
+fn checkpoint_of_a_version_without_suffixes_gives_no_unfinished_names() {
+    let node = Node::new();
+    node.open().prepare(A, &ClaimGrant { suffix: String::new(), ..grant("a") }).unwrap();
+    node.open();
+    let env = node.spec(A).unwrap()["devices"][0]["containerEdits"]["env"].to_string();
+    assert!(env.contains("SHMESH_BYTES=") && !env.contains("_="), "{env}");
 }
 
 /// Prints the time of Prepare without the API server, beside that of one file that is synchronised, in turns on one disk:

@@ -415,6 +415,11 @@ async fn unusable_claims_are_refused_in_words() {
         let said = node.prepare(name, &node.uid(name)).await.error;
         assert!(said.contains(part), "{said:?} has {part:?}");
     }
+    // Some 10 KiB, which is what the API server allows.
+    let deep = (0..1_000).fold(json!(1), |below, _| json!({"level": below}));
+    node.claim("deep", A, &config(&json!({"links": deep})));
+    let said = node.prepare("deep", &node.uid("deep")).await.error;
+    assert!(said.contains("claim radio/deep cannot be read") && said.contains("recursion limit"), "{said}");
     // Two groups, three claims.
     for name in ["a", "b", "c"] {
         node.claim(name, A, &config(&json!({})));

@@ -1,6 +1,7 @@
 //! A driver over real unix sockets, called as the kubelet calls it, and its slices and reports in a double of the API server.
 
 mod node;
+mod scale;
 mod slices;
 mod soak;
 mod statuses;

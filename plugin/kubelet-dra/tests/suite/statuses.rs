@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
+use kube::Client;
+use kube::client::Body;
 use kubelet_dra::{ClaimRef, DeviceStatuses};
 use serde_json::json;
 use shmesh_fake_kubelet::{ApiError, ApiServer, Clock, Verb};
@@ -22,8 +24,13 @@ struct Reports {
 impl Reports {
     /// Reports are written from now on.
     fn start() -> Self {
+        Self::start_with(|client| client)
+    }
+
+    /// With another way to the server.
+    fn start_with(way: impl FnOnce(Client) -> Client) -> Self {
         let (server, statuses) = (ApiServer::new(Clock::runtime()), DeviceStatuses::default());
-        let (client, task) = (server.client(AGENT), statuses.clone());
+        let (client, task) = (way(server.client(AGENT)), statuses.clone());
         tokio::spawn(async move { task.run(&client, DRIVER).await });
         Self { server, statuses }
     }
@@ -162,4 +169,34 @@ async fn devices_of_other_drivers_stay() {
     let devices = found.status.and_then(|status| status.devices).expect("two devices");
     let drivers: Vec<_> = devices.iter().map(|device| device.driver.as_str()).collect();
     assert_eq!((drivers.len(), drivers.contains(&"other.example.com")), (2, true), "{drivers:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_whose_write_hangs_holds_up_no_other() {
+    let reports = Reports::start_with(|client| {
+        let send = move |request: http::Request<Body>| {
+            let client = client.clone();
+            async move {
+                if request.uri().path().contains("hangs") {
+                    std::future::pending::<()>().await;
+                }
+                client.send(request).await
+            }
+        };
+        Client::new(tower::service_fn(send), "default")
+    });
+    reports.report(&reports.create("hangs"), 1);
+    sleep(Duration::from_secs(60)).await;
+    // It is retried for ever, and each attempt takes ten seconds.
+    let mut slowest = Duration::ZERO;
+    for number in 0..200 {
+        let claim = reports.create(&format!("c{number}"));
+        let began = Instant::now();
+        reports.report(&claim, 1);
+        until(|| reports.written(&claim).is_some()).await;
+        slowest = slowest.max(began.elapsed());
+        sleep(Duration::from_secs(1)).await;
+    }
+    assert!(slowest < Duration::from_secs(1), "virtual time: {slowest:?}");
+    assert_eq!(reports.statuses.unwritten(), 1);
 }

@@ -237,7 +237,7 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn driver_killed_before_its_last_change_is_repaired() {
+async fn driver_killed_before_one_of_its_last_changes_is_repaired() {
     let Some(mut scene) = Scene::new().await else { return };
     for call in [Call::Prepare, Call::Unprepare] {
         let (changes, is_killed) = scene.killed(call, MAX_POINTS).await;
@@ -252,7 +252,12 @@ async fn driver_killed_before_its_last_change_is_repaired() {
         } else {
             scene.call(Call::Unprepare).await.unwrap();
         }
-        assert!(scene.survives(call, last, call).await, "{changes:?}");
+        // The garbage collector may have made some of these changes, and makes none now.
+        let mut is_killed = false;
+        for before in (0..=last).rev() {
+            is_killed = is_killed || scene.survives(call, before, call).await;
+        }
+        assert!(is_killed, "{changes:?}");
         if call == Call::Prepare {
             scene.call(Call::Prepare).await.unwrap();
         }
