@@ -120,6 +120,10 @@ impl Metrics {
         self.failed_connections.inc();
     }
 
+    pub(super) fn failed_connection_count(&self) -> u64 {
+        self.failed_connections.get()
+    }
+
     pub(super) fn certificate(&self, made: bool, until: u64) {
         self.certificates.inc_by(u64::from(made));
         self.certificate_expiry.set(i64::try_from(until).unwrap_or(i64::MAX));

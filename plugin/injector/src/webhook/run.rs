@@ -20,6 +20,8 @@ use crate::config::Config;
 
 /// Interval for checking the certificate.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Intervals after which the cluster is asked, if no connection has failed.
+const QUIET_INTERVALS: u32 = 6;
 /// Interval for retries while no valid certificate is loaded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time limit for pending requests at shutdown.
@@ -178,7 +180,13 @@ async fn keep(
                         );
                     }
                 }
-                if !pause(opened(rotation.is_ok()), &stop).await {
+                let interval = opened(rotation.is_ok());
+                let goes_on = if interval == CHECK_INTERVAL {
+                    quiet_pause(&metrics, &stop).await
+                } else {
+                    pause(interval, &stop).await
+                };
+                if !goes_on {
                     return Ok(());
                 }
             }
@@ -186,10 +194,51 @@ async fn keep(
     }
 }
 
+/// Sleeps longer while no connection fails: all do if the API server no longer trusts the certificate, because the webhook
+/// configuration was replaced.
+async fn quiet_pause(metrics: &Metrics, stop: &CancellationToken) -> bool {
+    let failed = metrics.failed_connection_count();
+    for _ in 0..QUIET_INTERVALS {
+        if !pause(CHECK_INTERVAL, stop).await {
+            return false;
+        }
+        if metrics.failed_connection_count() != failed {
+            break;
+        }
+    }
+    true
+}
+
 /// Sleeps; returns `false` if the webhook stops.
 async fn pause(length: Duration, stop: &CancellationToken) -> bool {
     tokio::select! {
         () = stop.cancelled() => false,
         () = tokio::time::sleep(length) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn cluster_is_asked_once_a_minute_and_soon_after_a_failed_connection() {
+        let (metrics, stop) = (Metrics::default(), CancellationToken::new());
+        let pause = async || {
+            let began = Instant::now();
+            assert!(quiet_pause(&metrics, &stop).await);
+            began.elapsed().as_secs()
+        };
+        assert_eq!(pause().await, 60);
+        let failing = async {
+            tokio::time::sleep(Duration::from_secs(15)).await;
+            metrics.failed_connections();
+        };
+        assert_eq!(tokio::join!(pause(), failing).0, 20);
+        assert_eq!(pause().await, 60, "failures of earlier connections");
+        stop.cancel();
+        assert!(!quiet_pause(&metrics, &stop).await);
     }
 }
