@@ -304,7 +304,6 @@ def check_refusals():
         ({"config": {"mode": "dra", "dra": {"gids": {"first": 60000, "count": 2}}, "pools": [POOL]}}, NAMESPACE, "60000 to 60001"),
         ({"config": {"mode": "dra", "pools": [{**POOL, "name": "Front"}]}}, NAMESPACE, "lower-case letters"),
         ({"config": {"dra": {"budget": "1Gi"}}}, NAMESPACE, "set config.mode=dra"),
-        ({"plugin": {"maxSurge": 1}, "config": {"kubelet": {"registration": "pluginsRegistry"}}}, NAMESPACE, "set it to 0"),
         # By the schema:
         ({"config": {"mode": "both"}}, NAMESPACE, "mode"),
         ({"config": {"mode": "dra", "dra": {"gid": 1}}}, NAMESPACE, "gid"),

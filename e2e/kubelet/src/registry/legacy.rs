@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use shmesh_kubelet_api::API_VERSION;
@@ -62,7 +62,7 @@ impl Registration for Legacy {
         if !is_extended_resource_name(&resource_name) {
             return refuse(format!("the ResourceName {resource_name:?} is invalid"));
         }
-        let socket = self.0.config.paths().device_plugins().join(endpoint.trim_start_matches('/'));
+        let socket = joined(self.0.config.paths().device_plugins(), &endpoint);
         // If the plugin hangs up, this future is dropped; the kubelet's code still gets to clean up.
         let cancelled = CancellationToken::new();
         let _guard = cancelled.clone().drop_guard();
@@ -77,4 +77,16 @@ impl Registration for Legacy {
             Err(_) => Err(Status::unavailable("transport is closing")),
         }
     }
+}
+
+/// Joins paths as Go's `filepath.Join` does: without `..`, which would make the address of a socket too long.
+fn joined(directory: PathBuf, endpoint: &str) -> PathBuf {
+    Path::new(endpoint).components().fold(directory, |mut path, component| {
+        match component {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
+        }
+        path
+    })
 }

@@ -61,7 +61,11 @@ impl TestNode {
 
     /// The plugin's sockets, in order.
     pub(crate) fn plugin_sockets(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.sockets()).unwrap().map(|entry| entry.unwrap());
+        self.plugin_sockets_in(&self.sockets())
+    }
+
+    pub(crate) fn plugin_sockets_in(&self, directory: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
         let is_ours = |entry: &fs::DirEntry| {
             entry.file_type().unwrap().is_socket()
                 && entry.file_name().to_str().unwrap().starts_with("shmesh.io_")
