@@ -283,6 +283,7 @@ async fn serve(
             None
         }
     };
+    tokio::spawn(shmesh_daemon::resident::unmap_code_each_minute());
     tokio::spawn(pool_gc::run(resources, allocation_times, metrics, events, claims, ownership));
     let (to_reload, reload) = mpsc::channel(1);
     tokio::spawn(async move {

@@ -59,6 +59,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Result<()> {
     let stop = shutdown::on_signal().context("cannot catch signals")?;
     let readiness = Readiness::default();
+    tokio::spawn(shmesh_daemon::resident::unmap_startup_code());
     // Before the probes answer, so that readiness includes every link.
     let links = Arc::new(Links::new(&args.dir, configs, !args.old_kernel, &readiness));
 

@@ -28,6 +28,7 @@
 //! | [`signal`] | blocking signals of threads, and waiting for them |
 //! | [`cancel`], [`fork`] | threads that C programs cancel, processes that fork |
 //! | [`sched`] | processor affinity |
+//! | [`resident`] | pages of the program's code |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
 //! | [`sysv`] | System V shared memory of other processes |
 //! | [`quantity`] | numbers of bytes as Kubernetes writes them, which all programs read and show |
@@ -54,6 +55,7 @@ pub mod poll;
 pub mod process;
 pub mod procfs;
 pub mod quantity;
+pub mod resident;
 pub mod rlimit;
 pub mod sched;
 pub mod sigbus;

@@ -57,6 +57,7 @@ pub(crate) fn serve(args: &IdentityArgs) -> Result<(), RunError> {
             let stop = async move {
                 tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
             };
+            tokio::task::spawn_local(shmesh_daemon::resident::unmap_code_each_minute());
             ready.listen()?.run(stop).await
         })
     };

@@ -92,6 +92,7 @@ pub async fn run(settings: Settings, log: Option<LogFilter>) -> Result<()> {
         }
     };
 
+    tokio::spawn(shmesh_daemon::resident::unmap_code_each_minute());
     let served = CertResolver::default();
     let tls = served.server_config()?;
     let kept =

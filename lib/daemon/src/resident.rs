@@ -1,0 +1,41 @@
+//! Less resident memory of daemons, by unmapping code that they have used.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+/// Longer than a start takes.
+const AFTER_START: Duration = Duration::from_secs(5);
+
+/// Seldom enough to cost nothing: a client of the API server uses much code when it connects, about every five minutes.
+const INTERVAL: Duration = Duration::from_mins(1);
+
+/// Unmaps the code that the daemon has used at its start, once. What it uses from then on is mapped again.
+///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+/// # runtime.block_on(async {
+/// tokio::spawn(shmesh_daemon::resident::unmap_startup_code());
+/// # });
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub async fn unmap_startup_code() {
+    sleep(AFTER_START).await;
+    unmap();
+}
+
+/// Unmaps the code of the start, and every minute what was used since, for daemons that other events wake more often.
+pub async fn unmap_code_each_minute() {
+    unmap_startup_code().await;
+    loop {
+        sleep(INTERVAL).await;
+        unmap();
+    }
+}
+
+fn unmap() {
+    match shmesh_sys::resident::unmap_code() {
+        Ok(bytes) => tracing::trace!(bytes, "the code that was used is unmapped"),
+        Err(error) => tracing::debug!(%error, "the code that was used stays mapped"),
+    }
+}

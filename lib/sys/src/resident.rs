@@ -1,0 +1,131 @@
+//! The pages of this program's code that it has used and may not need again.
+// UNSAFETY: advises the kernel about mappings of the program's file.
+#![expect(unsafe_code, reason = "madvise")]
+
+use std::fs;
+use std::io;
+
+use crate::errno::Errno;
+
+/// Unmaps the code and constants of this program that are mapped now, and returns their bytes. What is used later is mapped
+/// again from the page cache, 16 pages at a time. Most of what a daemon uses at its start it never uses again, and these
+/// pages count as resident in each of its processes.
+///
+/// # Errors
+/// `/proc` is not mounted, or the kernel refuses.
+///
+/// ```
+/// assert!(shmesh_sys::resident::unmap_code()? > 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn unmap_code() -> io::Result<u64> {
+    let program = fs::read_link("/proc/self/exe")?;
+    let maps = fs::read_to_string("/proc/self/smaps")?;
+    let mut unmapped = 0;
+    for mapping in unwritten(&maps, &program.to_string_lossy()) {
+        let address = std::ptr::with_exposed_provenance_mut(mapping.start);
+        // SAFETY: the range is a private mapping of the program's file that cannot be written, and none of its pages ever
+        // was: what is read from it later is the same, because the kernel does not let a running program be written.
+        let done = unsafe { libc::madvise(address, mapping.end - mapping.start, libc::MADV_DONTNEED) };
+        Errno::result(done)?;
+        unmapped += mapping.resident;
+    }
+    Ok(unmapped)
+}
+
+/// A mapping of the program's file.
+#[derive(Debug, PartialEq)]
+struct CodeMapping {
+    start: usize,
+    end: usize,
+    resident: u64,
+}
+
+/// Returns the mappings of a file that cannot be written, and have no pages but the file's.
+fn unwritten(smaps: &str, path: &str) -> Vec<CodeMapping> {
+    let mut found: Vec<CodeMapping> = Vec::new();
+    let mut is_ours = false;
+    for line in smaps.lines() {
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            [range, flags, _, _, _, ..] if range.contains('-') => {
+                let bounds = range.split_once('-').and_then(|(start, end)| {
+                    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+                });
+                is_ours = matches!(flags, "r-xp" | "r--p") && line.ends_with(&format!(" {path}"));
+                match bounds {
+                    Some((start, end)) if is_ours => found.push(CodeMapping { start, end, resident: 0 }),
+                    _ => is_ours = false,
+                }
+            }
+            [field, kilobytes, "kB"] if is_ours => {
+                let bytes = kilobytes.parse::<u64>().unwrap_or(u64::MAX).saturating_mul(1024);
+                match (field, found.last_mut()) {
+                    ("Rss:", Some(mapping)) => mapping.resident = bytes,
+                    // Pages with relocations.
+                    ("Anonymous:" | "Swap:" | "Private_Dirty:", _) if bytes > 0 => {
+                        found.pop();
+                        is_ours = false;
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0000010000 r--p 00000000 08:01 42                         /usr/bin/shmesh-sidecar
+Size:                 64 kB
+Rss:                  40 kB
+Private_Dirty:         0 kB
+Anonymous:             0 kB
+Swap:                  0 kB
+VmFlags: rd mr mw me sd
+7f0000010000-7f0000020000 r-xp 00010000 08:01 42                         /usr/bin/shmesh-sidecar
+Rss:                  64 kB
+Anonymous:             0 kB
+Swap:                  0 kB
+7f0000020000-7f0000024000 r--p 00020000 08:01 42                         /usr/bin/shmesh-sidecar
+Rss:                  16 kB
+Anonymous:            16 kB
+Swap:                  0 kB
+7f0000024000-7f0000028000 rw-p 00024000 08:01 42                         /usr/bin/shmesh-sidecar
+Rss:                  16 kB
+Anonymous:             0 kB
+7f0000030000-7f0000040000 r-xp 00000000 08:01 43                         /usr/lib/libc.so.6
+Rss:                  64 kB
+7f0000040000-7f0000050000 r--p 00000000 00:00 0
+Rss:                  64 kB
+";
+
+    #[test]
+    fn only_unwritten_mappings_of_the_program_are_unmapped() {
+        let found = unwritten(SMAPS, "/usr/bin/shmesh-sidecar");
+        let mapping = |start, end, resident| CodeMapping { start, end, resident };
+        assert_eq!(
+            found,
+            [
+                mapping(0x7f00_0000_0000, 0x7f00_0001_0000, 40 << 10),
+                mapping(0x7f00_0001_0000, 0x7f00_0002_0000, 64 << 10),
+            ]
+        );
+        assert_eq!(unwritten(SMAPS, "/shmesh-sidecar"), []);
+        assert_eq!(unwritten("", "/x"), []);
+    }
+
+    #[test]
+    fn program_runs_on_after_its_code_was_unmapped() {
+        for _ in 0..3 {
+            assert!(unmap_code().unwrap() > 0);
+            let text = format!("{:?}", std::env::vars().collect::<Vec<_>>());
+            assert!(!text.is_empty());
+        }
+    }
+}
