@@ -161,10 +161,10 @@ def check_default():
     expect(reads == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["watch"]}], f"identity: rights: {reads}")
     expect(container(pod, "plugin")["securityContext"]["runAsUser"] == 0, "plugin: the kubelet's sockets are root's")
     strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
-    expect(strategy == {"maxSurge": 0, "maxUnavailable": "10%"}, "plugin: its upgrade")
-    daemon = named(objects(render({"plugin": {"maxSurge": "10%"}})), "DaemonSet")
-    strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
     expect(strategy == {"maxSurge": "10%", "maxUnavailable": 0}, "plugin: a gap in an upgrade")
+    daemon = named(objects(render({"plugin": {"maxSurge": 0}})), "DaemonSet")
+    strategy = daemon["spec"]["updateStrategy"]["rollingUpdate"]
+    expect(strategy == {"maxSurge": 0, "maxUnavailable": "10%"}, "plugin: an upgrade without a second plugin on a node")
     injector = named(found, "Deployment")
     restricted({**injector["spec"]["template"], "metadata": injector["metadata"]}, "injector")
     expect(injector["spec"]["replicas"] == 2 and named(found, "PodDisruptionBudget"), "injector: replicas and budget")

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 /// Longer than a start takes.
 const AFTER_START: Duration = Duration::from_secs(5);
 
-/// Seldom enough to cost nothing: a client of the API server uses much code when it connects, about every five minutes.
+/// Long enough to cost nothing: a client of the API server uses much code when it connects, about every five minutes.
 const INTERVAL: Duration = Duration::from_mins(1);
 
 /// Unmaps the code that the daemon has used at its start, once. What it uses from then on is mapped again.
