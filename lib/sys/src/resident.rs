@@ -62,8 +62,8 @@ fn unwritten(smaps: &str, path: &str) -> Vec<CodeMapping> {
                 let bytes = kilobytes.parse::<u64>().unwrap_or(u64::MAX).saturating_mul(1024);
                 match (field, found.last_mut()) {
                     ("Rss:", Some(mapping)) => mapping.resident = bytes,
-                    // Pages with relocations.
-                    ("Anonymous:" | "Swap:" | "Private_Dirty:", _) if bytes > 0 => {
+                    // Pages with relocations. Dirty pages may be those of a new file that is not written to the disk yet.
+                    ("Anonymous:" | "Swap:", _) if bytes > 0 => {
                         found.pop();
                         is_ours = false;
                     }
@@ -84,7 +84,7 @@ mod tests {
 7f0000000000-7f0000010000 r--p 00000000 08:01 42                         /usr/bin/shmesh-sidecar
 Size:                 64 kB
 Rss:                  40 kB
-Private_Dirty:         0 kB
+Private_Dirty:        40 kB
 Anonymous:             0 kB
 Swap:                  0 kB
 VmFlags: rd mr mw me sd
