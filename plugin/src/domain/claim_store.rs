@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -41,6 +41,8 @@ pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) {
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// File name of a damaged checkpoint, which is kept for a person to look at.
 const DAMAGED: &str = "claims.damaged";
+/// More than the header of a checkpoint has.
+const HEADER_BYTES: u64 = 64;
 /// File name extension of directories that are being erased. With the dot before the uid, no claim has such a name.
 const GONE: &str = "gone";
 
@@ -248,12 +250,16 @@ fn is_uuid(name: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && name.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-')
 }
 
-/// Device, inode number and time of change of a file.
-type CheckpointId = (u64, u64, i64, i64);
+/// Device, inode number, time of change and first bytes of a file. A file system may give a new file the inode number of the last one
+/// within a tick of its clock; the checksum among the first bytes is that of the content.
+type CheckpointId = (u64, u64, i64, i64, Vec<u8>);
 
 fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
-    let found = path.metadata().ok()?;
-    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+    let file = fs::File::open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let mut header = Vec::new();
+    file.take(HEADER_BYTES).read_to_end(&mut header).ok()?;
+    Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), header))
 }
 
 /// Keeps a damaged checkpoint for a person to look at.

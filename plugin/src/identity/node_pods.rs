@@ -60,6 +60,8 @@ struct Progress {
     /// Whether the API server cannot be asked for a bookmark at the end of the pods that exist, as versions before 1.34. It then comes
     /// within a minute.
     is_end_unmarked: bool,
+    /// Whether an event was too long to be read, which may be that of a deleted pod. The next watch begins anew.
+    is_incomplete: bool,
 }
 
 #[derive(Debug)]
@@ -161,7 +163,9 @@ impl NodePods {
         let opened = timeout(REQUEST, self.open(&client, selector, progress)).await;
         let mut events = opened.context("opening the watch of pods timed out")??;
         loop {
-            let line = timeout(SILENCE, events.next()).await.context("the watch of pods is silent")?;
+            let line = timeout(SILENCE, events.next()).await;
+            progress.is_incomplete |= events.has_skipped;
+            let line = line.context("the watch of pods is silent")?;
             let Some(line) = line.context("the watch of pods broke off")? else { return Ok(()) };
             let event = serde_json::from_slice(&line).context("an event of the watch of pods cannot be read");
             self.apply(event.inspect_err(|_| progress.version = None)?, progress)?;
@@ -169,6 +173,9 @@ impl NodePods {
     }
 
     async fn open(&self, client: &Client, selector: &str, progress: &mut Progress) -> Result<Lines> {
+        if std::mem::take(&mut progress.is_incomplete) {
+            progress.version = None;
+        }
         let mut params = WatchParams::default().fields(selector).timeout(WATCH_SECONDS);
         if progress.version.is_none() {
             progress.seen.clear();
@@ -187,13 +194,16 @@ impl NodePods {
                 buffer: Vec::new(),
                 limit,
                 is_too_long: false,
+                has_skipped: false,
                 complaints: REPEATED_LOG,
             });
         }
         // 400 Bad Request or 422 Unprocessable Entity, by version.
         progress.is_end_unmarked |= progress.version.is_none() && matches!(status.as_u16(), 400 | 422);
-        // 410 Gone, for example: the changes since then are no longer known.
-        progress.version = None;
+        // 410 Gone, for example: the changes since then are no longer known. An API server that is overloaded still knows them.
+        if matches!(status.as_u16(), 400 | 410 | 422) {
+            progress.version = None;
+        }
         let reason = Limited::new(body, MAX_REASON_BYTES).collect().await;
         let reason =
             reason.map_or_else(|error| error.to_string().into(), http_body_util::Collected::to_bytes);
@@ -204,10 +214,12 @@ impl NodePods {
         let mut known = self.by_uid.borrow_mut();
         match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                if let Some((uid, pod)) = NodePod::of(pod)
-                    && (known.len() < MAX_PODS || known.contains_key(&uid))
-                {
-                    if progress.version.is_none() {
+                let Some((uid, pod)) = NodePod::of(pod) else { return Ok(()) };
+                // Until the end of the list, pods of before may be known that are gone.
+                let is_listing = progress.version.is_none();
+                let len = if is_listing { progress.seen.len() } else { known.len() };
+                if len < MAX_PODS || known.contains_key(&uid) {
+                    if is_listing && progress.seen.len() < MAX_PODS {
                         progress.seen.insert(uid.clone());
                     }
                     known.insert(uid, pod);
@@ -240,6 +252,8 @@ struct Lines {
     /// Maximum length of a line in bytes.
     limit: usize,
     is_too_long: bool,
+    /// Whether a line was skipped.
+    has_skipped: bool,
     complaints: LogLimit,
 }
 
@@ -254,6 +268,7 @@ impl Lines {
                 if !std::mem::take(&mut self.is_too_long) && line.len() <= self.limit {
                     return Ok(Some(line));
                 }
+                self.has_skipped = true;
                 if let Some(suppressed) = self.complaints.allow(std::time::Instant::now()) {
                     let limit = self.limit;
                     warn!(

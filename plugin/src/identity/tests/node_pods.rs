@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::Pod as PodKind;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use shmesh_fake_kubelet::{ApiError, ApiServer, Clock, Verb};
 
@@ -229,6 +230,21 @@ fn pod_that_is_too_large_costs_only_its_own_name() {
         let (too_large, small) = (pod("later", 20 * limit), pod("small-later", 1));
         until("the small one is known", || name(&pods, &small).is_some()).await;
         assert_eq!((name(&pods, &too_large), server.count(|_| true)), (None, 1));
+    });
+}
+
+#[test]
+fn pod_that_grows_too_large_is_forgotten_after_its_end() {
+    run(async {
+        let limit = 64 << 10;
+        let (server, pods) = followed_by(NodePods { event_limit: limit, ..NodePods::new() });
+        let uid = create(&server, "radio", "du", "n1", json!({}));
+        until("it is known", || name(&pods, &uid).is_some()).await;
+        let note = json!({"metadata": {"annotations": {"note": "x".repeat(2 * limit)}}});
+        let of_radio = kube::Api::<PodKind>::namespaced(server.client("test"), "radio");
+        of_radio.patch("du", &PatchParams::default(), &Patch::Merge(note)).await.unwrap();
+        delete(&server, "du");
+        until("it is forgotten", || name(&pods, &uid).is_none()).await;
     });
 }
 
