@@ -27,7 +27,7 @@ pub use device::{OnDevice, event_text, key_of, key_text};
 pub use orders::serve;
 pub use peer::{Peer, is_peer, serve_by};
 pub use process::{own_process, own_process_by, passed, this_test};
-pub use programs::{output_within, run_program, succeed};
+pub use programs::{output_within, run_program, succeed, write_script};
 
 /// The watchdog of one step of a test: longer than any step takes on the slowest machine.
 pub const HANGS: Duration = Duration::from_secs(60);

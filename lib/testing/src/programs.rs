@@ -1,7 +1,7 @@
 //! Running compilers and C programs.
 
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -35,6 +35,18 @@ fn assert_success(shown: &str, output: &Output) {
         text(&output.stdout),
         text(&output.stderr)
     );
+}
+
+/// Writes a shell script that is executable when this returns.
+///
+/// Another process writes it, because a file that is open for writing cannot be executed: were it open here, a child that another
+/// thread forks would have it open until it executes its program.
+#[track_caller]
+pub fn write_script(path: &Path, text: &str) {
+    let write = ["-c", "cat >\"$0\" && chmod 755 \"$0\""];
+    let mut writer = Command::new("sh").args(write).arg(path).stdin(Stdio::piped()).spawn().unwrap();
+    writer.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    assert!(writer.wait().unwrap().success(), "cannot write {}", path.display());
 }
 
 /// Runs a command in a process group of its own, and kills the group when the command has ended or `limit` is over. Its

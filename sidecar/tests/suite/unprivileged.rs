@@ -32,7 +32,8 @@ fn runs_unprivileged_with_only_the_ipc_directory() {
     let program = tempfile::tempdir().unwrap();
     std::fs::set_permissions(program.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let binary = program.path().join("shmesh-sidecar");
-    std::fs::copy(env!("CARGO_BIN_EXE_shmesh-sidecar"), &binary).unwrap();
+    // By a process of its own: see `shmesh_testing::write_script`.
+    shmesh_testing::succeed(Command::new("cp").args([env!("CARGO_BIN_EXE_shmesh-sidecar")]).arg(&binary));
 
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", RESTRICTED, "sh"]).arg(dir.path()).arg(&binary);

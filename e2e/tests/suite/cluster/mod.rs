@@ -4,7 +4,6 @@
 mod server;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
 use serde_json::Value;
+use shmesh_testing::write_script;
 use tempfile::TempDir;
 
 /// Commands of others, a kubeconfig, and a server.
@@ -52,9 +52,8 @@ impl World {
             "#!/bin/sh\nhere={}\necho \"{name} $*\" >>$here/calls\n{script}\n",
             self.dir.path().display()
         );
-        // Renamed into place, because a file that is open for writing cannot be executed.
-        fs::write(bin.join("new"), text).unwrap();
-        fs::set_permissions(bin.join("new"), fs::Permissions::from_mode(0o755)).unwrap();
+        // Renamed into place, because the last one may be running.
+        write_script(&bin.join("new"), &text);
         fs::rename(bin.join("new"), bin.join(name)).unwrap();
     }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use shmesh_fake_kubelet::{Container, Phase, Pod};
+use shmesh_testing::write_script;
 
 use crate::kubelet::plugin::*;
 
@@ -139,8 +140,7 @@ async fn disabled_identity_service_is_not_mounted() {
 async fn devices_become_unhealthy_and_recover() {
     let place = TestNode::with_kubelet().await;
     let command = place.path("check");
-    fs::write(&command, "#!/bin/sh\ntest -e \"${0%/*}/well\"\n").unwrap();
-    fs::set_permissions(&command, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    write_script(&command, "#!/bin/sh\ntest -e \"${0%/*}/well\"\n");
     fs::write(place.path("well"), "").unwrap();
     let pool = TestNode::pool(&format!(", healthCommand: [{}]", command.display()));
     let plugin = place.start_with(&[&pool]);
@@ -222,8 +222,7 @@ async fn slow_health_command_does_not_delay_others() {
     nix::unistd::mkfifo(&place.path("meet"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let command = place.path("check");
     let text = "#!/bin/sh\ncd \"${0%/*}\"\ncase $SHMESH_DEVICE in a) echo x >meet;; b) read x <meet;; esac\n";
-    fs::write(&command, text).unwrap();
-    fs::set_permissions(&command, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    write_script(&command, text);
     // Without CDI pools need no groups, which unprivileged users cannot assign.
     let pools = ["a", "b"].map(|name| {
         format!("{{name: {name}, attachments: 8, minFree: 4Ki, healthCommand: [{}]}}", command.display())
