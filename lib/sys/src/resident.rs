@@ -24,8 +24,8 @@ pub fn unmap_code() -> io::Result<u64> {
     let mut unmapped = 0;
     for mapping in unwritten(&maps, &program.to_string_lossy()) {
         let address = std::ptr::with_exposed_provenance_mut(mapping.start);
-        // SAFETY: the range is a private mapping of the program's file that cannot be written, and none of its pages ever
-        // was: what is read from it later is the same, because the kernel does not let a running program be written.
+        // SAFETY: the range is a private mapping of the program's file that cannot be written, and the process has written none
+        // of its pages: they are those of the page cache, which are mapped again when they are read.
         let done = unsafe { libc::madvise(address, mapping.end - mapping.start, libc::MADV_DONTNEED) };
         Errno::result(done)?;
         unmapped += mapping.resident;
@@ -62,7 +62,7 @@ fn unwritten(smaps: &str, path: &str) -> Vec<CodeMapping> {
                 let bytes = kilobytes.parse::<u64>().unwrap_or(u64::MAX).saturating_mul(1024);
                 match (field, found.last_mut()) {
                     ("Rss:", Some(mapping)) => mapping.resident = bytes,
-                    // Pages with relocations. Dirty pages may be those of a new file that is not written to the disk yet.
+                    // Pages that were written, as by relocation. Private_Dirty also counts pages of a file that is not on the disk yet.
                     ("Anonymous:" | "Swap:", _) if bytes > 0 => {
                         found.pop();
                         is_ours = false;

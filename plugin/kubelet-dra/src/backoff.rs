@@ -34,12 +34,12 @@ impl Backoff {
     }
 
     /// The delay, unless an attempt is scheduled already.
-    pub fn schedule(&mut self) -> Option<Duration> {
+    pub(crate) fn schedule(&mut self) -> Option<Duration> {
         (!std::mem::replace(&mut self.is_scheduled, true)).then(|| self.delay())
     }
 
     /// An attempt begins: what happens from now on is the reason for another one.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.is_scheduled = false;
     }
 

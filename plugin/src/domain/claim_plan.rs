@@ -49,8 +49,8 @@ pub(crate) struct ClaimGrant {
     pub(crate) npus: Vec<String>,
 }
 
-/// Returns the claim's name as part of a variable's name, which no other name of a claim gives. A claim from a template has a generated name, and counts by the name of its entry in
-/// the pod.
+/// Returns the claim's name as part of a variable's name, which no other name of a claim gives. A claim from a template has a
+/// generated name, and counts by the name of its entry in the pod.
 fn variable_suffix(claim: &ResourceClaim) -> String {
     // The name of an entry is a DNS label, but a claim that is created by hand can have any text here.
     let entry = claim.metadata.annotations.as_ref().and_then(|all| all.get(POD_CLAIM_NAME));

@@ -250,8 +250,8 @@ fn is_uuid(name: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && name.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-')
 }
 
-/// Device, inode number, time of change and first bytes of a file. A file system may give a new file the inode number of the last one
-/// within a tick of its clock; the checksum among the first bytes is that of the content.
+/// Device, inode number, time of change and first bytes of a file. Within a tick of its clock, a file system may give a new file the
+/// inode number of the last one; the first bytes contain a checksum of the content.
 type CheckpointId = (u64, u64, i64, i64, Vec<u8>);
 
 fn checkpoint_id(path: &Path) -> Option<CheckpointId> {

@@ -29,7 +29,7 @@ pub(crate) struct DirectoryOwner {
 
 /// Returns what the mount with a file shows. The kernel knows the present name, also of what is moved under a mount.
 fn mounted(file: &File) -> Option<String> {
-    // Mounts are those of the thread's namespace, which is the process's but in tests.
+    // Tests have threads with a mount namespace of their own. Elsewhere it is the namespace of the process.
     let info = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd())).ok()?;
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").ok()?;

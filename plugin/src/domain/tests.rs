@@ -1147,7 +1147,7 @@ fn checkpoint_of_a_version_without_suffixes_gives_no_unfinished_names() {
     assert!(env.contains("SHMESH_BYTES=") && !env.contains("_="), "{env}");
 }
 
-/// Prints the time of Prepare without the API server, beside that of one file that is synchronised, in turns on one disk:
+/// Prints the time of Prepare without the API server, and the time to synchronise one file, in turns on one disk:
 /// [performance.md](../../../docs/performance.md) has the results.
 #[test]
 #[ignore = "long: a measurement, 600 calls"]

@@ -60,7 +60,7 @@ struct Progress {
     /// Whether the API server cannot be asked for a bookmark at the end of the pods that exist, as versions before 1.34. It then comes
     /// within a minute.
     is_end_unmarked: bool,
-    /// Whether an event was too long to be read, which may be that of a deleted pod. The next watch begins anew.
+    /// Whether an event was too long to be read. A pod may have been deleted by it, so the next watch begins anew.
     is_incomplete: bool,
 }
 
@@ -183,7 +183,7 @@ impl NodePods {
                 params = params.initial_events();
             }
         }
-        // The API server's cache has the pods, and may be a moment behind; etcd would read those of the whole cluster.
+        // Version 0 is answered from the API server's cache, which may be a moment behind. etcd would read the pods of the whole cluster.
         let version = progress.version.as_deref().unwrap_or("0");
         let answer = client.send(Request::new(PATH).watch(&params, version)?.map(Body::from)).await?;
         let (status, body) = (answer.status(), answer.into_body());
@@ -215,13 +215,13 @@ impl NodePods {
         match event {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
                 let Some((uid, pod)) = NodePod::of(pod) else { return Ok(()) };
-                // Until the end of the list, pods of before may be known that are gone.
                 let is_listing = progress.version.is_none();
-                let len = if is_listing { progress.seen.len() } else { known.len() };
-                if len < MAX_PODS || known.contains_key(&uid) {
-                    if is_listing && progress.seen.len() < MAX_PODS {
-                        progress.seen.insert(uid.clone());
-                    }
+                if is_listing && progress.seen.len() < MAX_PODS {
+                    progress.seen.insert(uid.clone());
+                }
+                // Until the end of the list, as many pods of before may be known that are gone.
+                let limit = if is_listing { 2 * MAX_PODS } else { MAX_PODS };
+                if known.len() < limit || known.contains_key(&uid) {
                     known.insert(uid, pod);
                 }
             }

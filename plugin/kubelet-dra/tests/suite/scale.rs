@@ -83,7 +83,7 @@ impl Cluster {
     }
 }
 
-/// Counts the requests of some minutes without pods, and then those of some seconds with a hundred pods in each.
+/// Counts requests: for some minutes without pods, and then for some seconds in which a hundred pods start each second.
 async fn requests_of(nodes: usize, minutes: u64, seconds: usize) {
     let cluster = Cluster::new(nodes).await;
     let at_start = cluster.count(|_| true);
