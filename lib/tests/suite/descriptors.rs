@@ -101,33 +101,37 @@ fn too_many_links_for_the_limit_of_open_files_name_it_and_the_remedy() {
 /// same.
 #[test]
 fn descriptor_that_lingers_does_not_hold_up_the_monitor() {
-    let _watchdog = Watchdog::start();
-    let dir = ipc_dir();
-    let listener = socket::listen_on(&pose_as_host(dir.path()), 0o600).unwrap();
-    let mut phy = Peer::start(dir.path());
-    phy.tell("create link mode=mpmc");
-    // Its monitor connects, and asks.
-    let connection = socket::accept(&listener).unwrap();
-    socket::receive(&connection).unwrap();
-    phy.stop();
-    let inside = TcpListener::bind("127.0.0.1:0").unwrap();
-    setsockopt(&inside, sockopt::RcvBuf, &4096).unwrap();
-    for n in 0..2 {
-        let stream = TcpStream::connect(inside.local_addr().unwrap()).unwrap();
-        setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        while (&stream).write(&[0; 65_536]).is_ok() {}
-        // The second one waits in the connection when that is closed.
-        let packet: &[u8] = if n == 0 { b"x" } else { b"y" };
-        socket::send(&connection, packet, &[stream.as_fd()]).unwrap();
-    }
-    drop(connection);
-    phy.go_on();
+    // In a process of its own: a child that another test starts has copies of all descriptors for a moment, and would hang at its
+    // start if its copy of one that lingers is the last.
+    own_process(|| {
+        let _watchdog = Watchdog::start();
+        let dir = ipc_dir();
+        let listener = socket::listen_on(&pose_as_host(dir.path()), 0o600).unwrap();
+        let mut phy = Peer::start(dir.path());
+        phy.tell("create link mode=mpmc");
+        // Its monitor connects, and asks.
+        let connection = socket::accept(&listener).unwrap();
+        socket::receive(&connection).unwrap();
+        phy.stop();
+        let inside = TcpListener::bind("127.0.0.1:0").unwrap();
+        setsockopt(&inside, sockopt::RcvBuf, &4096).unwrap();
+        for n in 0..2 {
+            let stream = TcpStream::connect(inside.local_addr().unwrap()).unwrap();
+            setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            while (&stream).write(&[0; 65_536]).is_ok() {}
+            // The second one waits in the connection when that is closed.
+            let packet: &[u8] = if n == 0 { b"x" } else { b"y" };
+            socket::send(&connection, packet, &[stream.as_fd()]).unwrap();
+        }
+        drop(connection);
+        phy.go_on();
 
-    let mut mac = Peer::start(dir.path());
-    mac.tell("attach link secondary 1000");
-    assert_eq!(phy.ask("participants"), "2");
-    mac.kill();
-    until("the monitor reaps the dead one", || phy.ask("participants") == "1");
-    drop(inside);
+        let mut mac = Peer::start(dir.path());
+        mac.tell("attach link secondary 1000");
+        assert_eq!(phy.ask("participants"), "2");
+        mac.kill();
+        until("the monitor reaps the dead one", || phy.ask("participants") == "1");
+        drop(inside);
+    });
 }
