@@ -112,9 +112,14 @@ impl Checkpoint {
         fs::rename(path.with_extension("new"), path)
     }
 
+    /// Returns the groups that claims have.
+    pub(crate) fn leased(&self) -> BTreeSet<u32> {
+        self.claims.values().filter_map(|entry| entry.gid).collect()
+    }
+
     /// Returns the lowest group of the range that no claim has.
     pub(crate) fn free_gid(&self, range: std::ops::Range<u32>) -> Option<u32> {
-        let leased: BTreeSet<_> = self.claims.values().filter_map(|entry| entry.gid).collect();
+        let leased = self.leased();
         range.into_iter().find(|gid| !leased.contains(gid))
     }
 }

@@ -344,7 +344,7 @@ impl ClaimStore {
     }
 
     /// Replaces a checkpoint that was damaged under this process: by what is on the node, which another instance may have changed,
-    /// and by what is known of it.
+    /// and where that does not tell, by what this process remembers.
     fn recover(&mut self, path: &Path, damage: &CheckpointError) -> Result<(), StoreError> {
         let failed = |error: anyhow::Error| {
             let error = CheckpointError::Io(io::Error::other(format!("{error:#}")));
@@ -353,9 +353,19 @@ impl ClaimStore {
         put_aside(path, damage).map_err(failed)?;
         let mut next = self.recovered();
         next.boot_id.clone_from(&self.settings.boot_id);
+        let mut leased = next.leased();
         for (uid, known) in &self.checkpoint.claims {
-            if next.claims.contains_key(uid) || !self.left_of(uid).is_empty() {
-                next.claims.insert(uid.clone(), known.clone());
+            let mut lease_again = || known.gid.filter(|gid| leased.insert(*gid));
+            if let Some(found) = next.claims.get_mut(uid) {
+                // Another instance may have prepared it again since this one released it: a pod may run with it.
+                found.gid = found.gid.or_else(lease_again);
+                let is_other = |pools| Some(pools) != self.pools_of(uid, known).ok();
+                if !known.is_released && !self.pools_of(uid, found).is_ok_and(is_other) {
+                    found.grant.clone_from(&known.grant);
+                }
+            } else if !self.left_of(uid).is_empty() {
+                let left = ClaimEntry { gid: lease_again(), is_released: true, ..known.clone() };
+                next.claims.insert(uid.clone(), left);
             }
         }
         self.save(next)
@@ -411,10 +421,12 @@ impl ClaimStore {
         checkpoint
     }
 
-    /// Names in the directory that have the form of a uid.
+    /// Names of directories that have the form of a uid. A link or a file is not what was made.
     fn directories(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(&self.settings.seen_directory) else { return Vec::new() };
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let directories =
+            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|found| found.is_dir()));
+        let names = directories.filter_map(|entry| entry.file_name().into_string().ok());
         names.filter(|name| is_uuid(name)).collect()
     }
 

@@ -1120,6 +1120,130 @@ fn checkpoint_that_is_damaged_under_a_running_plugin_is_written_again() {
     }
 }
 
+/// Releases a claim, and leaves its renamed directory to be erased. Until then the instance remembers the claim as released.
+async fn release_without_erasing(claims: &SharedClaims, uid: &str) {
+    let _erasing = claims.eraser.clone().acquire_owned().await.unwrap();
+    let mut release = Box::pin(claims.release(uid));
+    for _ in 0..2 {
+        assert!(poll(&mut release).is_none(), "another claim is being erased");
+        // After its turn.
+        claims.held_pools("shmesh.io".into()).await.unwrap();
+    }
+}
+
+#[test]
+fn claim_that_another_instance_prepared_again_outlives_a_damaged_checkpoint() {
+    for spoil in ["nothing", "specification", "directory"] {
+        let node = Node::new();
+        let (claims, other) = (node.shared(), node.shared());
+        in_order(async {
+            claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+            release_without_erasing(&claims, A).await;
+            other.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+            let file = node.claims().join(A).join("file");
+            fs::write(&file, "x").unwrap();
+            let specification = node.path("cdi").join(format!("shmesh.io-claim-{A}.json"));
+            match spoil {
+                "specification" => fs::write(&specification, "{\"cdiVer").unwrap(),
+                // As between `mkdir` and `fchown`.
+                "directory" => std::os::unix::fs::chown(node.claims().join(A), None, Some(0)).unwrap(),
+                _ => {}
+            }
+            fs::write(node.checkpoint(), "").unwrap();
+            claims.collect().await;
+            claims.collect().await;
+            assert!(file.exists() && specification.exists(), "{spoil}: a pod runs with it");
+            assert_eq!(node.census().2, [node.gids.start], "{spoil}: the group stays leased");
+            let held = claims.held_pools("shmesh.io".into()).await;
+            assert_eq!(
+                held.is_err(),
+                spoil == "specification",
+                "{spoil}: pools that are unknown are not swept"
+            );
+            other.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+            assert!(file.exists(), "{spoil}");
+            node.assert_one(A, &format!("{spoil}: prepared again"));
+            claims.release(A).await.unwrap();
+            node.assert_nothing(&format!("{spoil}: released"));
+        });
+    }
+}
+
+#[test]
+fn groups_of_claims_on_the_node_win_over_those_in_memory() {
+    let node = Node::new();
+    if node.gids.len() < 2 {
+        eprintln!("skipped: two groups require root");
+        return;
+    }
+    let first = node.gids.start;
+    for is_released in [true, false] {
+        fs::remove_file(node.checkpoint()).ok();
+        let (claims, other) = (node.shared(), node.shared());
+        in_order(async {
+            claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+            if is_released {
+                release_without_erasing(&claims, A).await;
+            }
+            // The other instance gives the group to another claim, and the next one to this claim.
+            other.collect().await;
+            other.release(A).await.unwrap();
+            for (uid, name) in [(B, "b"), (A, "a")] {
+                other.call(move |store| store.prepare(uid, &grant(name))).await.unwrap();
+            }
+            fs::write(node.checkpoint(), "").unwrap();
+            claims.held_pools("shmesh.io".into()).await.unwrap();
+            let leased = Checkpoint::load(&node.checkpoint()).unwrap().unwrap().claims;
+            let of = |uid: &str| (leased[uid].gid, leased[uid].is_released);
+            assert_eq!((of(A), of(B)), ((Some(first + 1), false), (Some(first), false)), "{is_released}");
+            for uid in [A, B] {
+                claims.release(uid).await.unwrap();
+            }
+            node.assert_nothing("released");
+        });
+    }
+}
+
+#[test]
+fn claim_that_another_instance_released_is_erased_after_a_damaged_checkpoint() {
+    let node = Node::new();
+    let (claims, other) = (node.shared(), node.shared());
+    in_order(async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        release_without_erasing(&other, A).await;
+        fs::write(node.checkpoint(), "").unwrap();
+        claims.held_pools("shmesh.io".into()).await.unwrap();
+        assert_eq!(node.census().2, [node.gids.start], "its directory has the group");
+        claims.collect().await;
+        node.assert_nothing("erased");
+    });
+}
+
+#[test]
+fn pools_of_a_claim_with_a_torn_specification_stay_known_when_the_checkpoint_is_damaged() {
+    let node = Node::new();
+    let pools = read(&json!({"results": [result("domain", "domain"), result("radio", "pool-fronthaul")]}));
+    let [with_pool, without] = [pools.unwrap().grant, grant("a")];
+    let claims = node.shared();
+    let held = || in_order(claims.held_pools("shmesh.io".into())).unwrap();
+    in_order(claims.call(move |store| store.prepare(A, &with_pool))).unwrap();
+    let expected = [("shmesh.io/fronthaul".to_owned(), (1, 1))].into();
+    for specification in
+        [fs::read(node.path("cdi").join(format!("shmesh.io-claim-{A}.json"))).unwrap(), b"{".to_vec()]
+    {
+        fs::write(node.path("cdi").join(format!("shmesh.io-claim-{A}.json")), specification).unwrap();
+        fs::write(node.checkpoint(), "").unwrap();
+        assert_eq!(held(), expected);
+        assert_eq!(node.census().2, [node.gids.start]);
+    }
+    // Another instance has prepared the claim for another allocation.
+    let other = node.shared();
+    in_order(other.release(A)).unwrap();
+    in_order(other.call(move |store| store.prepare(A, &without))).unwrap();
+    fs::write(node.checkpoint(), "").unwrap();
+    assert!(held().is_empty(), "the specification says so");
+}
+
 #[test]
 fn group_of_files_that_are_left_stays_leased_when_the_checkpoint_is_damaged() {
     let node = Node::new();
