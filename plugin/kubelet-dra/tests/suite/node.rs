@@ -10,7 +10,7 @@ use kubelet_dra::{DeviceHealth, HealthState};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use shmesh_kubelet_api::dra::dra_plugin_client::DraPluginClient;
-use shmesh_kubelet_api::dra::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
+use shmesh_kubelet_api::dra::{Claim, NodePrepareResourcesRequest};
 use shmesh_kubelet_api::drahealth::NodeWatchResourcesRequest;
 use shmesh_kubelet_api::drahealth::dra_resource_health_client::DraResourceHealthClient;
 use shmesh_kubelet_api::pluginregistration::RegistrationStatus;
@@ -19,25 +19,12 @@ use shmesh_kubelet_api::{dra_v1beta1, drahealth};
 use tokio::sync::Semaphore;
 use tonic::transport::Channel;
 
-use crate::support::{ClaimTable, DRIVER, Instance, TestDriver, claim, connect, settings, until};
+use crate::support::{
+    ClaimTable, DRIVER, Instance, TestDriver, claim, connect, prepare, settings, unprepare, until,
+};
 
 fn wanted(name: &str) -> Claim {
     Claim { namespace: "default".into(), uid: format!("{name}-uid"), name: name.into() }
-}
-
-async fn prepare(channel: &Channel, claims: Vec<Claim>) -> Vec<(String, usize, String)> {
-    let request = NodePrepareResourcesRequest { claims };
-    let answer =
-        DraPluginClient::new(channel.clone()).node_prepare_resources(request).await.expect("it answers");
-    let claims = answer.into_inner().claims.into_iter();
-    claims.map(|(uid, result)| (uid, result.devices.len(), result.error)).collect()
-}
-
-async fn unprepare(channel: &Channel, claims: Vec<Claim>) -> Vec<(String, String)> {
-    let request = NodeUnprepareResourcesRequest { claims };
-    let answer =
-        DraPluginClient::new(channel.clone()).node_unprepare_resources(request).await.expect("it answers");
-    answer.into_inner().claims.into_iter().map(|(uid, result)| (uid, result.error)).collect()
 }
 
 #[tokio::test]

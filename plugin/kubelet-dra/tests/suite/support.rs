@@ -14,6 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kubelet_dra::{
     ClaimRef, Claims, DeviceHealth, Driver, DriverSettings, PreparedDevice, ServeError, serve,
 };
+use shmesh_kubelet_api::dra::dra_plugin_client::DraPluginClient;
+use shmesh_kubelet_api::dra::{Claim, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest};
 use shmesh_kubelet_api::pluginregistration::registration_client::RegistrationClient;
 use shmesh_kubelet_api::pluginregistration::{InfoRequest, PluginInfo};
 use tokio::net::UnixStream;
@@ -210,4 +212,21 @@ pub(crate) async fn connect(path: &Path) -> Channel {
         .connect_with_connector(connector)
         .await
         .expect("the socket answers")
+}
+
+/// Calls `NodePrepareResources`. Returns the uid, the number of devices and the error of each claim.
+pub(crate) async fn prepare(channel: &Channel, claims: Vec<Claim>) -> Vec<(String, usize, String)> {
+    let request = NodePrepareResourcesRequest { claims };
+    let answer =
+        DraPluginClient::new(channel.clone()).node_prepare_resources(request).await.expect("it answers");
+    let claims = answer.into_inner().claims.into_iter();
+    claims.map(|(uid, result)| (uid, result.devices.len(), result.error)).collect()
+}
+
+/// Calls `NodeUnprepareResources`. Returns the uid and the error of each claim.
+pub(crate) async fn unprepare(channel: &Channel, claims: Vec<Claim>) -> Vec<(String, String)> {
+    let request = NodeUnprepareResourcesRequest { claims };
+    let answer =
+        DraPluginClient::new(channel.clone()).node_unprepare_resources(request).await.expect("it answers");
+    answer.into_inner().claims.into_iter().map(|(uid, result)| (uid, result.error)).collect()
 }
