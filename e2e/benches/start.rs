@@ -1,6 +1,5 @@
 //! The time that injection adds to a pod's start, below the cluster: a pod as it was written, and the same pod as it was injected, from
-//! its admission by the kubelet double until its application runs. Image pulls, a container engine and the interval at which a
-//! kubelet looks at startup probes come on top, for both.
+//! its admission by the kubelet double until its application runs. Image pulls and a container engine come on top, for both.
 //!
 //! `cargo build --release && cargo bench -p shmesh-e2e --bench start`, as root.
 

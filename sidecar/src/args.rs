@@ -1,5 +1,6 @@
 //! Command-line flags and their environment variables.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -120,6 +121,20 @@ pub enum Task {
         /// File with the library
         #[arg(long, default_value = crate::library::PATH, value_name = "FILE")]
         from: PathBuf,
+    },
+
+    /// Wait until the sidecar in this container has started, in place of keeping links
+    ///
+    /// The hook `postStart` of an injected sidecar does this: the kubelet starts the pod's other containers after it. It ends when
+    /// each link was kept once, or has failed for ten seconds.
+    AwaitStart {
+        /// Address of the sidecar's probes
+        #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
+        admin: SocketAddr,
+
+        /// Maximum wait; the exit status is then 1
+        #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+        seconds: u64,
     },
 }
 

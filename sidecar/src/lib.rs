@@ -21,6 +21,7 @@
 //! | `inspect.rs` | lists for the operator |
 //! | `audit/`, `metrics.rs` | audit log and metrics |
 //! | [`library`] | copies the preload library into pods that ask for it |
+//! | [`start`] | holds back the other containers of the pod until the links are there |
 //!
 //! It depends on `lib` and not on `plugin`, and is not on the path of a message.
 
@@ -39,3 +40,4 @@ mod pending;
 pub mod run;
 mod session;
 mod shares;
+pub mod start;

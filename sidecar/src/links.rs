@@ -25,7 +25,7 @@ use tokio::time::Instant;
 /// Pause between two attempts to keep a link. It doubles each time, until the link was kept for `RETRY_MAX`.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// How long the startup probe waits for links that cannot be kept.
+/// How long the start of the pod waits for links that cannot be kept.
 const START_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time that one link may delay the others from creating their memory. Links are created one after the other,
 /// because each checks how much memory is left.

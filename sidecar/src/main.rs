@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use shmesh_daemon::telemetry::LogFilter;
 use shmesh_sidecar::args::{Args, Task};
-use shmesh_sidecar::{config, library, run};
+use shmesh_sidecar::{config, library, run, start};
 
 /// Exit status for a wrong configuration: a file, the annotation, the IPC directory, the log filter (`EX_USAGE` of sysexits,
 /// as in the other programs). clap exits with 2 where the command line itself is wrong.
@@ -18,8 +18,12 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(Task::InstallLibrary { dir, from }) = &args.task {
-        return match library::install(from, dir) {
+    if let Some(task) = &args.task {
+        let done = match task {
+            Task::InstallLibrary { dir, from } => library::install(from, dir),
+            Task::AwaitStart { admin, seconds } => start::wait(*admin, Duration::from_secs(*seconds)),
+        };
+        return match done {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => failed(&error, 1),
         };
@@ -32,7 +36,7 @@ fn main() -> ExitCode {
         Ok(filter) => filter,
         Err(error) => return failed(&error, BAD_CONFIG),
     };
-    match start(&args, &links, filter) {
+    match keep_links(&args, &links, filter) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error, 1),
     }
@@ -43,7 +47,7 @@ fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn start(args: &Args, links: &[shmesh::config::LinkConfig], filter: LogFilter) -> Result<()> {
+fn keep_links(args: &Args, links: &[shmesh::config::LinkConfig], filter: LogFilter) -> Result<()> {
     // A single thread: there is little to do, and an idle thread costs memory in every pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

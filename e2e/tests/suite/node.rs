@@ -128,12 +128,26 @@ async fn injected_two_pods_sample_runs() {
     let running = machine.pod_of(mac).await;
     let mut mac = started(&machine, &running, &mac["spec"]["containers"][0]);
     let running = machine.pod_of(phy).await;
-    let name = phy["spec"]["initContainers"][0]["name"].as_str().unwrap();
+    let sidecar = &phy["spec"]["initContainers"][0];
+    let name = sidecar["name"].as_str().unwrap();
+    runs_hook(sidecar);
     let _sidecar = ready(machine.runtime(&running, name).command(&program("shmesh-sidecar")));
     let mut phy = started(&machine, &running, &phy["spec"]["containers"][0]);
     for side in [&mut phy, &mut mac] {
         drain(side.0.stdout.take().unwrap(), "lost or duplicate 0");
     }
+}
+
+/// The sidecar's program knows the command of its hook. A container here has no network to ask the sidecar by, so the limit is 0.
+fn runs_hook(sidecar: &Value) {
+    let hook = &sidecar["lifecycle"]["postStart"]["exec"]["command"];
+    let words: Vec<_> = hook.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    let ["/usr/bin/shmesh-sidecar", arguments @ .., limit] = &words[..] else { panic!("{hook}") };
+    assert!(limit.parse::<u64>().unwrap() >= 60);
+    let mut command = Command::new(program("shmesh-sidecar"));
+    let hook = command.args(arguments).arg("0").env("SHMESH_ADMIN", "127.0.0.1:1").output().unwrap();
+    let said = String::from_utf8_lossy(&hook.stderr);
+    assert!(said.contains("has not started within 0ns: no answer from 127.0.0.1:1"), "{said}");
 }
 
 /// A container's own command.

@@ -7,8 +7,9 @@ use crate::plan::Plan;
 use crate::pod::{self, INFO_DIR, INFO_VOLUME, SHM_VOLUME, SIDECAR};
 use shmesh_sys::quantity::Bytes;
 
-/// Bytes that the kernel zeroes per second on a slow machine, which extends the startup probe for large
-/// links.
+/// Path of the sidecar in its image.
+const PROGRAM: &str = "/usr/bin/shmesh-sidecar";
+/// Bytes that the kernel zeroes per second on a slow machine, which extends the limit for large links.
 const FILLED_PER_SECOND: u64 = 256 << 20;
 /// Start time limit in seconds without the zeroing of links.
 const START_SECONDS: u64 = 60;
@@ -43,8 +44,9 @@ pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
         "ports": [{ "name": "shmesh-admin", "containerPort": port, "protocol": "TCP" }],
         "resources": resources(plan, scope),
         "securityContext": security(plan),
-        // A link that stays bad must not keep the pod's containers from starting; it keeps the pod from being ready.
-        "startupProbe": { "httpGet": probe("/startupz"), "periodSeconds": 1, "failureThreshold": start },
+        // The kubelet starts the next container after the hook. A startup probe would do as much, a second after the pod came. A link
+        // that stays bad must not keep the pod's containers from starting; it keeps the pod from being ready.
+        "lifecycle": { "postStart": { "exec": { "command": [PROGRAM, "await-start", "--seconds", start.to_string()] } } },
         "readinessProbe": { "httpGet": probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2 },
         "livenessProbe": { "httpGet": probe("/livez"), "periodSeconds": 10, "failureThreshold": 6 },
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::ops::Not;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::{Signal, kill};
@@ -135,6 +135,21 @@ impl Sidecar {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
+    }
+
+    /// The address of its probes and metrics.
+    pub(crate) fn admin(&self) -> &str {
+        &self.admin
+    }
+
+    /// Runs the hook of an injected sidecar, with the environment of its container.
+    pub(crate) fn await_start(&self, seconds: u64) -> Output {
+        Command::new(SIDECAR)
+            .args(["await-start", "--seconds", &seconds.to_string()])
+            .env("SHMESH_ADMIN", &self.admin)
+            .envs([("SHMESH_ANNOTATION", "/run/shmesh/podinfo/links"), ("SHMESH_DIR", "/dev/shm")])
+            .output()
+            .unwrap()
     }
 
     /// One number of `/metrics`, or 0 if it is missing.
