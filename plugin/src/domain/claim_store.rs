@@ -41,6 +41,8 @@ pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) {
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// File name of a damaged checkpoint, which is kept for a person to look at.
 const DAMAGED: &str = "claims.damaged";
+/// File name of a checkpoint of another version of the plugin, which is kept in case that version is installed again.
+const OTHER_VERSION: &str = "claims.other-version";
 /// More than the header of a checkpoint has.
 const HEADER_BYTES: u64 = 64;
 /// File name extension of directories that are being erased. With the dot before the uid, no claim has such a name.
@@ -262,14 +264,28 @@ fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), header))
 }
 
-/// Keeps a damaged checkpoint for a person to look at.
-fn put_aside(path: &Path, damage: &CheckpointError) -> anyhow::Result<()> {
-    let aside = path.with_file_name(DAMAGED);
-    error!(
-        checkpoint = %path.display(), %damage, kept = %aside.display(),
-        "the checkpoint of claims is damaged; claims are recovered from their directories"
-    );
-    fs::rename(path, &aside).with_context(|| format!("cannot move the damaged checkpoint {}", path.display()))
+/// Keeps a checkpoint that cannot be used for a person to look at.
+fn put_aside(path: &Path, unusable: &CheckpointError) -> anyhow::Result<()> {
+    let is_other = matches!(unusable, CheckpointError::OtherVersion(_));
+    let kept = path.with_file_name(if is_other { OTHER_VERSION } else { DAMAGED });
+    fs::rename(path, &kept).with_context(|| {
+        format!("cannot move the checkpoint {}, which cannot be used: {unusable}", path.display())
+    })?;
+    let (checkpoint, kept) = (path.display(), kept.display());
+    if is_other {
+        error!(
+            %checkpoint, found = %unusable, %kept,
+            "another version of the plugin wrote the checkpoint of claims; claims are recovered from their directories, and their pods \
+             go on: if this version is not the wanted one, install the other one again; then delete the kept file"
+        );
+    } else {
+        error!(
+            %checkpoint, found = %unusable, %kept,
+            "the checkpoint of claims is damaged; claims are recovered from their directories, and their pods go on: find what wrote \
+             into the file, and then delete the kept file"
+        );
+    }
+    Ok(())
 }
 
 /// Waits until no other process works on the claims, but not longer than `until`.

@@ -288,6 +288,38 @@ async fn killed_driver_goes_on_with_its_claims() {
     assert!(tokio::task::spawn_blocking(|| plugin.end()).await.unwrap().success());
 }
 
+#[tokio::test]
+async fn checkpoint_that_cannot_be_used_is_explained_in_the_log() {
+    let Some(node) = DraNode::new().await else { return };
+    let state = node.place.path("var/lib/kubelet/plugins/shmesh.io");
+    fs::create_dir_all(&state).unwrap();
+    for (text, kept, explained) in [
+        (
+            "shmesh-claims 2 0000000000000000\n{}",
+            "claims.other-version",
+            [
+                "another version of the plugin wrote the checkpoint",
+                "it has version 2, and this program reads 1",
+                "install the other one again",
+            ],
+        ),
+        (
+            "{}",
+            "claims.damaged",
+            ["the checkpoint of claims is damaged", "it has no header", "delete the kept file"],
+        ),
+    ] {
+        fs::write(state.join("claims.checkpoint"), text).unwrap();
+        let plugin = node.start();
+        let line = plugin.said("of claims");
+        for part in explained.into_iter().chain([kept, "claims.checkpoint"]) {
+            assert!(line.contains(part), "{line} names {part:?}");
+        }
+        assert_eq!(fs::read_to_string(state.join(kept)).unwrap(), text);
+        plugin.crash();
+    }
+}
+
 /// A kubelet and a scheduler in place of the calls of a test.
 #[tokio::test]
 async fn pods_of_one_claim_share_a_directory_until_the_last_ends() {
