@@ -9,6 +9,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use shmesh_log_limit::LogLimit;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
@@ -19,6 +20,8 @@ use crate::driver::ClaimRef;
 
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of new reports that are written at a time. A request without an answer holds up others only when there are so many.
+const MAX_CONCURRENT: usize = 8;
 /// Upper limits of the delays after a failed write. All claims share one delay, which is random below its limit: an API server that is
 /// overloaded gets about two retries a minute from each node, whatever the number of claims.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -30,7 +33,7 @@ const WARNINGS: (u32, Duration) = (5, Duration::from_secs(60));
 ///
 /// Only the latest report of a claim is kept, in memory: there are never more reports than claims, and those that are not written when
 /// the process ends are lost. A write that fails is retried with increasing delays, and new reports of other claims do not wait for the
-/// retries. A claim that does not exist any more, or has been created again with another uid, is dropped. Clones share their reports.
+/// retries or for each other. A claim that does not exist any more, or has been created again with another uid, is dropped. Clones share their reports.
 ///
 /// Reports are applied on the server's side, so devices of other drivers stay as they are. Besides `get` on `resourceclaims` and `patch`
 /// on `resourceclaims/status`, the driver's account needs, since Kubernetes 1.36, the verb `associated-node:patch` on
@@ -138,25 +141,28 @@ impl DeviceStatuses {
         tokio::join!(self.write_new(client, driver), self.retry(client, driver));
     }
 
-    /// Writes new reports one by one.
+    /// Writes new reports, some at a time and one of each claim.
     async fn write_new(&self, client: &Client, driver: &str) {
         let mut log = LogLimit::new(WARNINGS.0, WARNINGS.1);
+        let mut writes = JoinSet::new();
         loop {
-            let next = self.pending().begin(false);
-            let Some(report) = next else {
-                self.0.added.notified().await;
-                continue;
-            };
-            if let Err(error) = self.write(client, driver, &report).await {
-                let claim = &report.claim;
-                match log.allow(Instant::now().into_std()) {
-                    Some(suppressed) => {
-                        warn!(
-                            suppressed,
-                            "status of claim {claim} cannot be written: {error}; it is tried again"
-                        );
+            while writes.len() < MAX_CONCURRENT {
+                let Some(report) = self.pending().begin(false) else { break };
+                let (statuses, client, driver) = (self.clone(), client.clone(), driver.to_owned());
+                writes.spawn(async move {
+                    let outcome = statuses.write(&client, &driver, &report).await;
+                    outcome.map_err(|error| (report.claim, error))
+                });
+            }
+            tokio::select! {
+                () = self.0.added.notified() => {}
+                Some(ended) = writes.join_next() => if let Ok(Err((claim, error))) = ended {
+                    match log.allow(Instant::now().into_std()) {
+                        Some(suppressed) => {
+                            warn!(suppressed, "status of claim {claim} cannot be written: {error}; it is tried again");
+                        }
+                        None => debug!("status of claim {claim} cannot be written: {error}; it is tried again"),
                     }
-                    None => debug!("status of claim {claim} cannot be written: {error}; it is tried again"),
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The status of claims, in a double of the API server. Time is virtual: an hour takes no time.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
@@ -8,6 +9,7 @@ use kube::client::Body;
 use kubelet_dra::{ClaimRef, DeviceStatuses};
 use serde_json::json;
 use shmesh_fake_kubelet::{ApiError, ApiServer, Clock, Verb};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{DRIVER, claim, until};
@@ -171,25 +173,72 @@ async fn devices_of_other_drivers_stay() {
     assert_eq!((drivers.len(), drivers.contains(&"other.example.com")), (2, true), "{drivers:?}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn claim_whose_write_hangs_holds_up_no_other() {
-    let reports = Reports::start_with(|client| {
+/// An API server that does not answer requests for claims named `hangs` before it gets a permit.
+#[derive(Clone)]
+struct HangingServer {
+    permits: Arc<Semaphore>,
+    /// How many requests hang now, and how many hung at a time at most.
+    requests: Arc<Mutex<(usize, usize)>>,
+}
+
+impl HangingServer {
+    fn new() -> Self {
+        Self { permits: Arc::new(Semaphore::new(0)), requests: Arc::default() }
+    }
+
+    fn requests(&self) -> (usize, usize) {
+        *self.requests.lock().expect("no test panicked")
+    }
+
+    async fn hang(&self) {
+        let _one = OneRequest::new(self);
+        self.permits.acquire().await.expect("it stays open").forget();
+    }
+
+    fn way(&self, client: Client) -> Client {
+        let hanging = self.clone();
         let send = move |request: http::Request<Body>| {
-            let client = client.clone();
+            let (client, hanging) = (client.clone(), hanging.clone());
             async move {
                 if request.uri().path().contains("hangs") {
-                    std::future::pending::<()>().await;
+                    hanging.hang().await;
                 }
                 client.send(request).await
             }
         };
         Client::new(tower::service_fn(send), "default")
-    });
-    reports.report(&reports.create("hangs"), 1);
-    sleep(Duration::from_secs(60)).await;
+    }
+}
+
+/// A request that hangs until it is answered or given up.
+struct OneRequest<'a>(&'a HangingServer);
+
+impl<'a> OneRequest<'a> {
+    fn new(hanging: &'a HangingServer) -> Self {
+        let mut requests = hanging.requests.lock().expect("no test panicked");
+        requests.0 += 1;
+        requests.1 = requests.1.max(requests.0);
+        Self(hanging)
+    }
+}
+
+impl Drop for OneRequest<'_> {
+    fn drop(&mut self) {
+        self.0.requests.lock().expect("no test panicked").0 -= 1;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_whose_write_hangs_holds_up_no_other() {
+    let hanging = HangingServer::new();
+    let reports = Reports::start_with(|client| hanging.way(client));
+    let hangs = reports.create("hangs");
     // It is retried for ever, and each attempt takes ten seconds.
     let mut slowest = Duration::ZERO;
     for number in 0..200 {
+        if number % 20 == 0 {
+            reports.report(&hangs, number);
+        }
         let claim = reports.create(&format!("c{number}"));
         let began = Instant::now();
         reports.report(&claim, 1);
@@ -199,4 +248,31 @@ async fn claim_whose_write_hangs_holds_up_no_other() {
     }
     assert!(slowest < Duration::from_secs(1), "virtual time: {slowest:?}");
     assert_eq!(reports.statuses.unwritten(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_that_hang_are_few_and_one_of_each_claim() {
+    let hanging = HangingServer::new();
+    let reports = Reports::start_with(|client| hanging.way(client));
+    let claim = reports.create("hangs");
+    reports.report(&claim, 1);
+    until(|| hanging.requests().0 == 1).await;
+    reports.report(&claim, 2);
+    reports.report(&claim, 3);
+    let other = reports.create("other");
+    reports.report(&other, 1);
+    until(|| reports.written(&other).is_some()).await;
+    assert_eq!(hanging.requests(), (1, 1), "the newer ones wait for the older one");
+    hanging.permits.add_permits(2);
+    reports.empty().await;
+    assert_eq!((reports.written(&claim), reports.writes()), (Some(3), 3), "only the newest one");
+    let claims: Vec<_> = (0..50).map(|number| reports.create(&format!("hangs-{number}"))).collect();
+    claims.iter().for_each(|claim| reports.report(claim, 1));
+    until(|| hanging.requests().0 == 8).await;
+    sleep(Duration::from_secs(200)).await;
+    // Eight new ones, and a retry.
+    assert!((8..=9).contains(&hanging.requests().1), "{:?}", hanging.requests());
+    hanging.permits.add_permits(1000);
+    reports.empty().await;
+    assert!(claims.iter().all(|claim| reports.written(claim) == Some(1)));
 }
