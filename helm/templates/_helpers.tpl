@@ -93,7 +93,7 @@ seccompProfile: {type: RuntimeDefault}
 {{ toYaml $config }}
 {{- end }}
 
-{{/* Pods of the release itself ask for nothing, and those of `helm test` do. */}}
+{{/* Namespaces with injection. The namespace of the release has it too: the tests of the chart run there. */}}
 {{- define "shmesh.namespaceSelector" -}}
 matchExpressions:
   - key: kubernetes.io/metadata.name

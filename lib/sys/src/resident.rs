@@ -25,7 +25,7 @@ pub fn unmap_code() -> io::Result<u64> {
     for mapping in unwritten(&maps, &program.to_string_lossy()) {
         let address = std::ptr::with_exposed_provenance_mut(mapping.start);
         // SAFETY: the range is a private mapping of the program's file that cannot be written, and the process has written none
-        // of its pages: they are those of the page cache, which are mapped again when they are read.
+        // of its pages. The kernel maps the same pages of the page cache again when they are read.
         let done = unsafe { libc::madvise(address, mapping.end - mapping.start, libc::MADV_DONTNEED) };
         Errno::result(done)?;
         unmapped += mapping.resident;

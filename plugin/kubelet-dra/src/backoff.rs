@@ -49,7 +49,7 @@ impl Backoff {
     }
 }
 
-/// A random part of the time, so that the nodes of a cluster do not come back together.
+/// A random part of the time, so that the nodes of a cluster do not all ask at one moment.
 pub fn up_to(longest: Duration) -> Duration {
     // Each of these hashes nothing with keys of its own, which are random.
     let random = RandomState::new().hash_one(());

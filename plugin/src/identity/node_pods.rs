@@ -38,7 +38,7 @@ const WATCH_SECONDS: u32 = 290;
 const SILENCE: Duration = Duration::from_secs(150);
 /// Age from which a watch that ended is opened again without a delay.
 const WORKED: Duration = Duration::from_secs(30);
-/// Delays between attempts, of which a random half is left out, so that the nodes of a cluster do not come back together.
+/// Delays between attempts, of which a random half is left out, so that the nodes of a cluster do not all ask at one moment.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// The pods that are bound to this node.

@@ -20,7 +20,7 @@ use crate::config::Config;
 
 /// Interval for checking the certificate.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
-/// Intervals after which the cluster is asked, if no connection has failed.
+/// Number of check intervals between two readings of the Secret and the webhook configuration, while no connection fails.
 const QUIET_INTERVALS: u32 = 6;
 /// Interval for retries while no valid certificate is loaded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
