@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kubelet_dra::{DeviceHealth, HealthState};
+use kubelet_dra::{Claims, DeviceHealth, HealthState};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use serde_json::json;
+use shmesh_fake_kubelet::{ApiServer, Clock};
 use shmesh_kubelet_api::dra::dra_plugin_client::DraPluginClient;
 use shmesh_kubelet_api::dra::{Claim, NodePrepareResourcesRequest};
 use shmesh_kubelet_api::drahealth::NodeWatchResourcesRequest;
@@ -355,4 +357,28 @@ async fn a_killed_instance_leaves_nothing_in_the_way() {
 async fn try_prepare(channel: Channel) -> Result<(), tonic::Status> {
     let request = NodePrepareResourcesRequest { claims: vec![wanted("a")] };
     DraPluginClient::new(channel).node_prepare_resources(request).await.map(drop)
+}
+
+#[tokio::test]
+async fn claim_that_nests_too_deeply_is_refused_with_the_limit() {
+    let server = ApiServer::new(Clock::runtime());
+    let create = |name: &str, levels: usize| {
+        let parameters = (1..levels).fold(json!({}), |inner, _| json!({ "x": inner }));
+        let opaque = json!({"driver": DRIVER, "parameters": parameters});
+        let mut wanted = claim(name, Some(DRIVER));
+        let request = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu"}});
+        let spec = json!({"devices": {"requests": [request], "config": [{"opaque": opaque}]}});
+        wanted.spec = serde_json::from_value(spec).expect("it is a specification");
+        server.create(&wanted).expect("it is valid");
+    };
+    // The parameters are within six levels: claim, spec, devices, config, its entry, and opaque.
+    create("good", 127 - 6);
+    create("bad", 128 - 6);
+    let client = server.client("driver");
+    assert!(Claims::get(&client, "default", "good").await.expect("it can be read").is_some());
+    let error = Claims::get(&client, "default", "bad").await.expect_err("it nests too deeply");
+    assert!(
+        error.contains("default/bad cannot be read: its JSON nests more than 127 levels; create it again"),
+        "{error}"
+    );
 }
