@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, FdFlag, OFlag, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -348,6 +349,39 @@ impl Locked {
             Err(error) => Err((file, error.into())),
         }
     }
+
+    /// Locks a file that no other opening has locked, or waits until it is unlocked, and tries again after each `interval`. At least one
+    /// attempt is made.
+    ///
+    /// # Errors
+    /// Another opening of the file has the lock at the time `until` (`WouldBlock`); other errors of `flock(2)`.
+    ///
+    /// ```
+    /// use shmesh_sys::file::Locked;
+    /// use std::fs::File;
+    /// use std::time::{Duration, Instant};
+    /// # let dir = tempfile::tempdir()?;
+    /// let interval = Duration::from_millis(1);
+    /// let locked = Locked::lock_until(File::open(dir.path())?, Instant::now(), interval)?;
+    /// let until = Instant::now() + Duration::from_millis(10);
+    /// let error = Locked::lock_until(File::open(dir.path())?, until, interval).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// assert!(Instant::now() >= until);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn lock_until(mut file: File, until: Instant, interval: Duration) -> io::Result<Self> {
+        loop {
+            file = match Self::try_lock(file) {
+                Ok(locked) => return Ok(locked),
+                Err((file, error)) if error.kind() == io::ErrorKind::Interrupted => file,
+                Err((file, error)) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                    std::thread::sleep(interval);
+                    file
+                }
+                Err((_, error)) => return Err(error),
+            };
+        }
+    }
 }
 
 impl Drop for Locked {
@@ -553,6 +587,21 @@ mod tests {
         let mut files: Vec<_> = files.collect();
         files.sort();
         (removed, files)
+    }
+
+    #[test]
+    fn lock_is_waited_for_until_it_is_released() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let held = Locked::try_lock(file.reopen().unwrap()).unwrap();
+        let (interval, other) = (Duration::from_millis(1), file.reopen().unwrap());
+        let far = Instant::now() + Duration::from_secs(600);
+        let waiting = std::thread::spawn(move || Locked::lock_until(other, far, interval));
+        let soon = Instant::now() + Duration::from_millis(20);
+        let error = Locked::lock_until(file.reopen().unwrap(), soon, interval).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(Instant::now() >= soon && !waiting.is_finished());
+        drop(held);
+        waiting.join().unwrap().unwrap();
     }
 
     #[test]

@@ -292,18 +292,11 @@ fn put_aside(path: &Path, unusable: &CheckpointError) -> anyhow::Result<()> {
 fn lock_checkpoint(state: &Path, until: Instant) -> Result<Locked, StoreError> {
     let path = state.join(CHECKPOINT_LOCK);
     let failed = |error| StoreError::Lock { path: path.clone(), error };
-    let mut file = open_lock_file(&path, 0o600).map_err(failed)?;
-    loop {
-        file = match Locked::try_lock(file) {
-            Ok(locked) => return Ok(locked),
-            Err((file, error)) if error.kind() == io::ErrorKind::WouldBlock => file,
-            Err((_, error)) => return Err(failed(error)),
-        };
-        if Instant::now() >= until {
-            return Err(StoreError::Locked(path));
-        }
-        std::thread::sleep(LOCK_RETRY);
-    }
+    let file = open_lock_file(&path, 0o600).map_err(failed)?;
+    Locked::lock_until(file, until, LOCK_RETRY).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => StoreError::Locked(path.clone()),
+        _ => failed(error),
+    })
 }
 
 impl ClaimStore {

@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use shmesh_sys::file::{self, Locked};
@@ -113,19 +112,14 @@ fn locked(path: &Path) -> Result<Option<Locked>, ListenError> {
     name.push(".lock");
     let lock = PathBuf::from(name);
     let failed = |error| ListenError::System("lock", lock.clone(), error);
-    let mut file = file::open_lock_file(&lock, 0o600).map_err(failed)?;
-    let until = Instant::now() + STARTING;
-    loop {
-        match Locked::try_lock(file) {
-            Ok(held) => return Ok(Some(held)),
-            Err((back, error)) if error.kind() == io::ErrorKind::WouldBlock => file = back,
-            Err((_, error)) => return Err(failed(error)),
-        }
-        if Instant::now() >= until {
+    let file = file::open_lock_file(&lock, 0o600).map_err(failed)?;
+    match Locked::lock_until(file, Instant::now() + STARTING, LOCK_RETRY) {
+        Ok(held) => Ok(Some(held)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             tracing::warn!(lock = %lock.display(), "another process holds the lock, as earlier versions do; ignoring the lock");
-            return Ok(None);
+            Ok(None)
         }
-        sleep(LOCK_RETRY);
+        Err(error) => Err(failed(error)),
     }
 }
 
