@@ -157,6 +157,8 @@ pub fn is_absent(error: &io::Error) -> bool {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use shmesh_testing::own_process;
+
     use super::*;
     use crate::poll;
 
@@ -189,17 +191,20 @@ mod tests {
 
     #[test]
     fn missing_bells_differ_from_forbidden_ones() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("bell");
-        assert!(is_absent(&Ringer::open(&path).unwrap_err()));
-        drop(Bell::create(&path, 0o600, None).unwrap());
-        assert!(is_absent(&Ringer::open(&path).unwrap_err()), "its owner has ended");
-        assert!(Bell::create(&path, 0o600, None).is_err(), "the name is taken");
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, "").unwrap();
-        assert!(is_absent(&Ringer::open(&path).unwrap_err()), "it is not a socket");
-        assert!(!is_absent(&io::Error::from_raw_os_error(libc::EACCES)));
-        assert!(!is_absent(&io::Error::from_raw_os_error(libc::EMFILE)));
+        // In a process of its own: a child that another test starts has copies of all descriptors for a moment.
+        own_process(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("bell");
+            assert!(is_absent(&Ringer::open(&path).unwrap_err()));
+            drop(Bell::create(&path, 0o600, None).unwrap());
+            assert!(is_absent(&Ringer::open(&path).unwrap_err()), "its owner has ended");
+            assert!(Bell::create(&path, 0o600, None).is_err(), "the name is taken");
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, "").unwrap();
+            assert!(is_absent(&Ringer::open(&path).unwrap_err()), "it is not a socket");
+            assert!(!is_absent(&io::Error::from_raw_os_error(libc::EACCES)));
+            assert!(!is_absent(&io::Error::from_raw_os_error(libc::EMFILE)));
+        });
     }
 
     #[test]

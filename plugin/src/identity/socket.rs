@@ -202,7 +202,7 @@ mod tests {
         drop(Listener::bind(&path, 0o666).unwrap());
         // As root in a pod could through a read-only mount.
         let held = File::open(dir.path().join("agent.sock.lock")).unwrap();
-        held.try_lock_shared().unwrap();
+        held.lock_shared().unwrap();
         let _listener = Listener::bind(&path, 0o666).unwrap();
         assert!(answers(&path).unwrap());
         drop(held);
