@@ -126,16 +126,28 @@ impl SpecFiles {
         Ok(())
     }
 
+    /// Whether the file of a claim lists exactly these devices.
+    pub(crate) fn has_claim(&self, uid: &str, devices: &[Device]) -> bool {
+        let path = self.path(&format!("{CLAIM}-{uid}"));
+        self.is_unchanged(&path, CLAIM, with_one_directory(uid, devices).iter())
+    }
+
     /// Returns the uids of the claims that have a file, or the rest of one.
-    pub(crate) fn claims(&self) -> BTreeSet<String> {
+    ///
+    /// # Errors
+    /// The directory exists and cannot be listed.
+    pub(crate) fn claims(&self) -> io::Result<BTreeSet<String>> {
         let prefix = format!("{}-{CLAIM}-", self.domain);
         let uid = |name: &str| {
             let rest = name.strip_prefix(&prefix)?;
             let uid = rest.strip_suffix(".json").or_else(|| rest.strip_suffix(".new"))?;
             Some(uid.to_owned())
         };
-        let Ok(entries) = fs::read_dir(&self.directory) else { return BTreeSet::new() };
-        entries.flatten().filter_map(|entry| uid(entry.file_name().to_str()?)).collect()
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            entries => entries?.collect::<io::Result<Vec<_>>>()?,
+        };
+        Ok(entries.into_iter().filter_map(|entry| uid(entry.file_name().to_str()?)).collect())
     }
 
     /// Returns the names of the devices of a claim, as its file lists them.

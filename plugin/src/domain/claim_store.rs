@@ -41,7 +41,7 @@ pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) {
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 /// File name of a damaged checkpoint, which is kept for a person to look at.
 const DAMAGED: &str = "claims.damaged";
-/// File name of a checkpoint of another version of the plugin, which is kept in case that version is installed again.
+/// File name of a checkpoint of another version of the plugin, which is kept for a person to look at.
 const OTHER_VERSION: &str = "claims.other-version";
 /// More than the header of a checkpoint has.
 const HEADER_BYTES: u64 = 64;
@@ -264,12 +264,17 @@ fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), header))
 }
 
-/// Keeps a checkpoint that cannot be used for a person to look at.
-fn put_aside(path: &Path, unusable: &CheckpointError) -> anyhow::Result<()> {
+/// Keeps a checkpoint that cannot be used under another name, for a person to look at. It has its own name until another one replaces it.
+fn keep_aside(path: &Path, unusable: &CheckpointError) -> anyhow::Result<()> {
     let is_other = matches!(unusable, CheckpointError::OtherVersion(_));
     let kept = path.with_file_name(if is_other { OTHER_VERSION } else { DAMAGED });
-    fs::rename(path, &kept).with_context(|| {
-        format!("cannot move the checkpoint {}, which cannot be used: {unusable}", path.display())
+    match fs::remove_file(&kept) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => fs::hard_link(path, &kept),
+    }
+    .with_context(|| {
+        let (path, kept) = (path.display(), kept.display());
+        format!("cannot keep the checkpoint {path}, which cannot be used ({unusable}), as {kept}")
     })?;
     let (checkpoint, kept) = (path.display(), kept.display());
     if is_other {
@@ -317,7 +322,7 @@ impl ClaimStore {
                 return Err(error).with_context(|| format!("cannot read the checkpoint {}", path.display()));
             }
             Err(damage) => {
-                put_aside(&path, &damage)?;
+                keep_aside(&path, &damage)?;
                 (Checkpoint::default(), false)
             }
         };
@@ -340,27 +345,27 @@ impl ClaimStore {
         let lock = lock_checkpoint(&self.settings.state_directory, until)?;
         let path = self.settings.state_directory.join(CHECKPOINT);
         let file = checkpoint_id(&path);
-        // A checkpoint that was removed is written again with the next change.
-        if file.is_some() && file != self.file {
+        if file.is_none() || file != self.file {
             match Checkpoint::load(&path) {
                 Ok(Some(read)) => (self.checkpoint, self.file) = (read, file),
-                Ok(None) => {}
-                Err(damage @ CheckpointError::Damaged(_)) => self.recover(&path, &damage)?,
+                Ok(None) => self.recover()?,
+                Err(damage @ CheckpointError::Damaged(_)) => {
+                    keep_aside(&path, &damage).map_err(|error| {
+                        let error = CheckpointError::Io(io::Error::other(format!("{error:#}")));
+                        StoreError::Unreadable { path, error }
+                    })?;
+                    self.recover()?;
+                }
                 Err(error) => return Err(StoreError::Unreadable { path, error }),
             }
         }
         Ok(lock)
     }
 
-    /// Replaces a checkpoint that was damaged under this process: by what is on the node, which another instance may have changed,
-    /// and where that does not tell, by what this process remembers.
-    fn recover(&mut self, path: &Path, damage: &CheckpointError) -> Result<(), StoreError> {
-        let failed = |error: anyhow::Error| {
-            let error = CheckpointError::Io(io::Error::other(format!("{error:#}")));
-            StoreError::Unreadable { path: path.to_owned(), error }
-        };
-        put_aside(path, damage).map_err(failed)?;
-        let mut next = self.recovered();
+    /// Replaces a checkpoint that was damaged or removed under this process: by what is on the node, which another instance may have
+    /// changed, and where that does not tell, by what this process remembers.
+    fn recover(&mut self) -> Result<(), StoreError> {
+        let mut next = self.recovered()?;
         next.boot_id.clone_from(&self.settings.boot_id);
         let mut leased = next.leased();
         for (uid, known) in &self.checkpoint.claims {
@@ -368,11 +373,12 @@ impl ClaimStore {
             if let Some(found) = next.claims.get_mut(uid) {
                 // Another instance may have prepared it again since this one released it: a pod may run with it.
                 found.gid = found.gid.or_else(lease_again);
-                let is_other = |pools| Some(pools) != self.pools_of(uid, known).ok();
-                if !known.is_released && !self.pools_of(uid, found).is_ok_and(is_other) {
-                    found.grant.clone_from(&known.grant);
-                }
-            } else if !self.left_of(uid).is_empty() {
+                // For another allocation, it has other devices.
+                let is_torn = self.settings.files.claim_devices(uid).is_err();
+                let is_known = |grant: &ClaimGrant| is_torn || self.is_described(uid, grant, found.gid);
+                let grant = known.grant.as_ref().filter(|grant| !known.is_released && is_known(grant));
+                found.grant = grant.cloned();
+            } else if !self.left_of(uid)?.is_empty() {
                 let left = ClaimEntry { gid: lease_again(), is_released: true, ..known.clone() };
                 next.claims.insert(uid.clone(), left);
             }
@@ -382,14 +388,14 @@ impl ClaimStore {
 
     fn start(&mut self, is_known: bool) -> anyhow::Result<()> {
         if !is_known {
-            self.checkpoint = self.recovered();
+            self.checkpoint = self.recovered()?;
         } else if self.checkpoint.boot_id != self.settings.boot_id {
             let claims = self.checkpoint.claims.len();
             info!(claims, "the node was rebooted; the kubelet prepares its claims again");
             self.checkpoint.claims.clear();
         }
         self.checkpoint.boot_id.clone_from(&self.settings.boot_id);
-        self.remove_unnamed();
+        self.remove_unnamed()?;
         self.save(self.checkpoint.clone())?;
         for (uid, entry) in self.checkpoint.claims.clone() {
             let repaired = match (entry.is_released, entry.grant, entry.gid) {
@@ -406,14 +412,14 @@ impl ClaimStore {
     }
 
     /// Finds the claims by what they left on the node, without losing what running pods have.
-    fn recovered(&self) -> Checkpoint {
+    fn recovered(&self) -> Result<Checkpoint, StoreError> {
         let mut checkpoint = Checkpoint::default();
         let recovered = |gid| ClaimEntry { gid, grant: None, is_released: false };
-        for uid in self.settings.files.claims() {
+        for uid in self.described()? {
             checkpoint.claims.insert(uid, recovered(None));
         }
         let mut leased = BTreeSet::new();
-        for uid in self.directories() {
+        for uid in self.directories()? {
             let found = self.settings.seen_directory.join(&uid).symlink_metadata();
             // A crash may have been before the directory got its group.
             let gid = found.ok().map(|found| found.gid());
@@ -427,21 +433,41 @@ impl ClaimStore {
                 "claims were recovered without a checkpoint; the kubelet releases those without pods"
             );
         }
-        checkpoint
+        Ok(checkpoint)
+    }
+
+    /// Uids of claims that have a specification.
+    fn described(&self) -> Result<BTreeSet<String>, StoreError> {
+        let claims = self.settings.files.claims().context("cannot list the CDI specifications of claims");
+        claims.map_err(StoreError::Cdi)
+    }
+
+    /// Whether the specification of a claim is that of the grant.
+    fn is_described(&self, uid: &str, grant: &ClaimGrant, gid: Option<u32>) -> bool {
+        self.settings.files.has_claim(uid, &self.devices(uid, grant, gid))
+    }
+
+    /// Entries of the directory of all claims, none if it does not exist.
+    fn entries(&self) -> Result<Vec<fs::DirEntry>, StoreError> {
+        let listed = match fs::read_dir(&self.settings.seen_directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.and_then(Iterator::collect),
+        };
+        let listed = listed.with_context(|| format!("cannot list {}", self.settings.directory.display()));
+        listed.map_err(StoreError::Directory)
     }
 
     /// Names of directories that have the form of a uid. A link or a file is not what was made.
-    fn directories(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(&self.settings.seen_directory) else { return Vec::new() };
-        let directories =
-            entries.flatten().filter(|entry| entry.file_type().is_ok_and(|found| found.is_dir()));
+    fn directories(&self) -> Result<Vec<String>, StoreError> {
+        let entries = self.entries()?.into_iter();
+        let directories = entries.filter(|entry| entry.file_type().is_ok_and(|found| found.is_dir()));
         let names = directories.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| is_uuid(name)).collect()
+        Ok(names.filter(|name| is_uuid(name)).collect())
     }
 
     /// Removes specifications and directories of claims that the checkpoint does not name.
-    fn remove_unnamed(&self) {
-        for uid in self.settings.files.claims() {
+    fn remove_unnamed(&self) -> Result<(), StoreError> {
+        for uid in self.described()? {
             if !self.checkpoint.claims.contains_key(&uid)
                 && let Err(error) = self.settings.files.remove_claim(&uid)
             {
@@ -452,12 +478,13 @@ impl ClaimStore {
                 );
             }
         }
-        for uid in self.directories() {
+        for uid in self.directories()? {
             if !self.checkpoint.claims.contains_key(&uid) {
                 info!(claim = uid, "removing the directory of a claim that is gone");
                 self.move_away(&uid);
             }
         }
+        Ok(())
     }
 
     /// Renames the directory of a claim, so that it can be erased while the claim is prepared again.
@@ -476,25 +503,24 @@ impl ClaimStore {
     }
 
     /// Returns what is left of a claim that is gone.
-    fn left_of(&self, uid: &str) -> Vec<PathBuf> {
+    fn left_of(&self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
         let prefix = format!(".{uid}.");
-        let mut left: Vec<_> = self.gone().into_iter().filter(|name| name.starts_with(&prefix)).collect();
+        let mut left: Vec<_> = self.gone()?.into_iter().filter(|name| name.starts_with(&prefix)).collect();
         if self.settings.seen_directory.join(uid).symlink_metadata().is_ok() {
             left.push(uid.to_owned());
         }
-        left.into_iter().map(|name| self.settings.seen_directory.join(name)).collect()
+        Ok(left.into_iter().map(|name| self.settings.seen_directory.join(name)).collect())
     }
 
     /// Names of directories that are being erased.
-    fn gone(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(&self.settings.seen_directory) else { return Vec::new() };
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    fn gone(&self) -> Result<Vec<String>, StoreError> {
+        let names = self.entries()?.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
         let uid = |name: &str| {
             let (uid, number) =
                 name.strip_prefix('.')?.strip_suffix(GONE)?.strip_suffix('.')?.split_once('.')?;
             number.parse::<u32>().is_ok().then(|| is_safe(uid))
         };
-        names.filter(|name| uid(name) == Some(true)).collect()
+        Ok(names.filter(|name| uid(name) == Some(true)).collect())
     }
 
     /// Prepares a claim, or repairs what is missing of it.
@@ -552,12 +578,17 @@ impl ClaimStore {
             })?;
         }
         self.pass(CrashPoint::DirectoryCreated)?;
+        let devices = self.devices(uid, grant, gid);
+        self.settings.files.write_claim(uid, &devices).map_err(StoreError::Cdi)?;
+        self.pass(CrashPoint::SpecWritten)
+    }
+
+    /// Returns the CDI devices of a claim.
+    fn devices(&self, uid: &str, grant: &ClaimGrant, gid: Option<u32>) -> Vec<Device> {
         let directory = self.settings.directory.join(uid);
         // A mount of a directory that does not exist would keep containers from starting.
         let agent = self.settings.seen_agent.is_dir().then_some(self.settings.agent.as_path());
-        let devices = cdi_devices(uid, grant, &directory, gid.unwrap_or_default(), agent);
-        self.settings.files.write_claim(uid, &devices).map_err(StoreError::Cdi)?;
-        self.pass(CrashPoint::SpecWritten)
+        cdi_devices(uid, grant, &directory, gid.unwrap_or_default(), agent)
     }
 
     /// Releases a claim. A claim that is not known is released already.
@@ -575,7 +606,7 @@ impl ClaimStore {
         }
         self.pass(CrashPoint::Released)?;
         self.remove_rest(uid)?;
-        Ok(self.left_of(uid))
+        self.left_of(uid)
     }
 
     /// Removes the specification of a released claim, and moves its directory out of the way.
@@ -590,7 +621,7 @@ impl ClaimStore {
     pub(crate) fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         self.pass(CrashPoint::DirectoryRemoved)?;
         let is_released = self.checkpoint.claims.get(uid).is_some_and(|entry| entry.is_released);
-        if is_released && self.left_of(uid).is_empty() {
+        if is_released && self.left_of(uid)?.is_empty() {
             let mut next = self.checkpoint.clone();
             next.claims.remove(uid);
             self.save(next)?;
@@ -603,7 +634,9 @@ impl ClaimStore {
     pub(crate) fn released(&self) -> BTreeSet<String> {
         let released = self.checkpoint.claims.iter().filter(|(_, entry)| entry.is_released);
         let known = released.map(|(uid, _)| uid.clone());
-        let left = self.gone().into_iter().filter_map(|name| name.split('.').nth(1).map(str::to_owned));
+        // What cannot be listed now is found the next time.
+        let gone = self.gone().unwrap_or_default().into_iter();
+        let left = gone.filter_map(|name| name.split('.').nth(1).map(str::to_owned));
         known.chain(left).collect()
     }
 
@@ -614,7 +647,7 @@ impl ClaimStore {
             // Prepared again, or unknown: only what was moved.
             _ => {
                 let directory = self.settings.seen_directory.join(uid);
-                Ok(self.left_of(uid).into_iter().filter(|path| *path != directory).collect())
+                Ok(self.left_of(uid)?.into_iter().filter(|path| *path != directory).collect())
             }
         }
     }

@@ -1134,8 +1134,14 @@ async fn release_without_erasing(claims: &SharedClaims, uid: &str) {
 
 #[test]
 fn claim_that_another_instance_prepared_again_outlives_a_damaged_checkpoint() {
-    for spoil in ["nothing", "specification", "directory"] {
+    let spoils =
+        ["nothing", "specification", "directory", "removed", "unsaved", "unlisted claims", "unlisted cdi"];
+    for spoil in spoils {
         let node = Node::new();
+        if spoil == "directory" && node.gids.len() < 2 {
+            eprintln!("skipped: other groups require root");
+            continue;
+        }
         let (claims, other) = (node.shared(), node.shared());
         in_order(async {
             claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
@@ -1151,6 +1157,35 @@ fn claim_that_another_instance_prepared_again_outlives_a_damaged_checkpoint() {
                 _ => {}
             }
             fs::write(node.checkpoint(), "").unwrap();
+            // The first attempt fails, and must not leave the instance with what it remembers.
+            let fails_once = match spoil {
+                "removed" => {
+                    fs::remove_file(node.checkpoint()).unwrap();
+                    None
+                }
+                "unsaved" => Some((node.checkpoint().with_extension("new"), None)),
+                "unlisted claims" => Some((node.claims(), Some(node.path("away")))),
+                "unlisted cdi" => Some((node.path("cdi"), Some(node.path("away")))),
+                _ => None,
+            };
+            if let Some((path, away)) = &fails_once {
+                match away {
+                    Some(away) => {
+                        fs::rename(path, away).unwrap();
+                        fs::write(path, "").unwrap();
+                    }
+                    None => fs::create_dir(path).unwrap(),
+                }
+                claims.collect().await;
+                assert!(claims.held_pools("shmesh.io".into()).await.is_err(), "{spoil}");
+                match away {
+                    Some(away) => {
+                        fs::remove_file(path).unwrap();
+                        fs::rename(away, path).unwrap();
+                    }
+                    None => fs::remove_dir(path).unwrap(),
+                }
+            }
             claims.collect().await;
             claims.collect().await;
             assert!(file.exists() && specification.exists(), "{spoil}: a pod runs with it");
@@ -1168,6 +1203,28 @@ fn claim_that_another_instance_prepared_again_outlives_a_damaged_checkpoint() {
             node.assert_nothing(&format!("{spoil}: released"));
         });
     }
+}
+
+#[test]
+fn grant_of_an_earlier_allocation_is_not_written_again_after_a_damaged_checkpoint() {
+    let node = Node::new();
+    let (claims, other) = (node.shared(), node.shared());
+    let elsewhere = || {
+        let mut grant = grant("a");
+        grant.domain.as_mut().unwrap().mount_path = "/elsewhere".into();
+        grant
+    };
+    in_order(async {
+        claims.call(|store| store.prepare(A, &grant("a"))).await.unwrap();
+        other.release(A).await.unwrap();
+        other.call(move |store| store.prepare(A, &elsewhere())).await.unwrap();
+        let specification = node.spec(A);
+        assert!(specification.as_ref().unwrap().to_string().contains("/elsewhere"));
+        fs::write(node.checkpoint(), "").unwrap();
+        claims.held_pools("shmesh.io".into()).await.unwrap();
+        node.open();
+        assert_eq!(node.spec(A), specification);
+    });
 }
 
 #[test]
