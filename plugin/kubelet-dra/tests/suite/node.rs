@@ -367,13 +367,16 @@ async fn claim_that_nests_too_deeply_is_refused_with_the_limit() {
         let opaque = json!({"driver": DRIVER, "parameters": parameters});
         let mut wanted = claim(name, Some(DRIVER));
         let request = json!({"name": "gpu", "exactly": {"deviceClassName": "gpu"}});
-        let spec = json!({"devices": {"requests": [request], "config": [{"opaque": opaque}]}});
+        let spec = json!({"devices": {"requests": [request], "config": [{"opaque": opaque.clone()}]}});
         wanted.spec = serde_json::from_value(spec).expect("it is a specification");
+        let mut status = json!(wanted.status);
+        status["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": opaque}]);
+        wanted.status = serde_json::from_value(status).expect("it is a status");
         server.create(&wanted).expect("it is valid");
     };
-    // The parameters are within six levels: claim, spec, devices, config, its entry, and opaque.
-    create("good", 127 - 6);
-    create("bad", 128 - 6);
+    // The allocated parameters are within seven levels: claim, status, allocation, devices, config, its entry, and opaque.
+    create("good", 127 - 7);
+    create("bad", 128 - 7);
     let client = server.client("driver");
     assert!(Claims::get(&client, "default", "good").await.expect("it can be read").is_some());
     let error = Claims::get(&client, "default", "bad").await.expect_err("it nests too deeply");

@@ -60,12 +60,17 @@ impl Tracer {
         let thread = std::thread::spawn(move || {
             let mut trace = Trace { changes: Vec::new(), is_killed: false };
             for thread in threads(pid) {
-                // A thread may have ended since.
-                if ptrace::seize(thread, Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE)
-                    .is_ok()
-                {
-                    let _ = ptrace::interrupt(thread);
-                }
+                // An earlier tracer may only just end.
+                shmesh_testing::until("the thread is traced or has ended", || {
+                    let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE;
+                    match ptrace::seize(thread, options) {
+                        Ok(()) => {
+                            let _ = ptrace::interrupt(thread);
+                            true
+                        }
+                        Err(error) => error == Errno::ESRCH,
+                    }
+                });
             }
             attached.send(()).unwrap();
             let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD | WaitPidFlag::WNOHANG;
