@@ -258,16 +258,19 @@ impl Links {
                 Err(error) => format!("{error:#}"),
             };
             let failures = slot.failures.inc() + 1;
-            let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+            // The start ends with an attempt at its limit.
+            let left = START_LIMIT.saturating_sub(start.elapsed());
+            let wait = if left.is_zero() { pause } else { pause.min(left) };
+            let retry_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
             tracing::error!(link = %slot.config.name, reason, failures, retry_ms, "link not kept");
             let name = format!("link {}: ", slot.config.name);
             let short = reason.strip_prefix(&name).unwrap_or(&reason);
-            if start.elapsed() < START_LIMIT {
-                slot.latch.delay(short)
+            if left.is_zero() {
+                slot.latch.fail(short);
             } else {
-                slot.latch.fail(short)
+                slot.latch.delay(short);
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(wait).await;
             pause = (pause * 2).min(RETRY_MAX);
         }
     }

@@ -57,6 +57,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// # Errors
 /// An address or file cannot be opened. A link that cannot be kept is retried.
 pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Result<()> {
+    // Before the hook of the pod's start counts as memory of this container.
+    let memory = memory_without(configs, &args.dir);
     let stop = shutdown::on_signal().context("cannot catch signals")?;
     let readiness = Readiness::default();
     tokio::spawn(shmesh_daemon::resident::unmap_startup_code());
@@ -90,7 +92,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let budget = FdBudget::of(
         raise_limit(),
         open_descriptors() + configs.iter().map(descriptors_of).sum::<usize>(),
-        memory_without(configs, &args.dir),
+        memory,
     );
     let policy = Policy {
         open_keys: args.allow_open_keys,

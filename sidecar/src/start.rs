@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// Longest wait for one answer, of which a busy sidecar gives one in milliseconds.
+/// Time limit of one connection and of one answer. A busy sidecar answers in milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// More than the names and failures of all links have.
+/// Maximum size of an answer, which names all links and their failures.
 const ANSWER_BYTES: u64 = 64 << 10;
 /// Shortest and longest pause between two questions.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
@@ -16,7 +16,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_mi
 /// Returns when each link was kept once, or has failed for ten seconds: as soon as `/startupz` says so.
 ///
 /// # Errors
-/// That is not so within the limit; the error names what is missing.
+/// The start is not over within the limit; the error names what is missing.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -50,4 +50,55 @@ fn ask(admin: SocketAddr) -> io::Result<String> {
     let mut answer = String::new();
     stream.take(ANSWER_BYTES).read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    /// Answers `count` questions with 503, and the others with 200.
+    fn sidecar(count: usize) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for at in 0.. {
+                let mut stream = listener.accept().unwrap().0;
+                let _ = stream.read(&mut [0; 1024]).unwrap();
+                let (status, body) = if at < count {
+                    ("503 Service Unavailable", "waits for: link a (no room)\nwaits for: link b (no room)\n")
+                } else {
+                    ("200 OK", "ok\n")
+                };
+                write!(stream, "HTTP/1.1 {status}\r\nconnection: close\r\n\r\n{body}").unwrap();
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn start_is_awaited() {
+        let admin = sidecar(3);
+        wait(admin, Duration::from_secs(60)).unwrap();
+        // The address of an injected sidecar.
+        wait((Ipv4Addr::UNSPECIFIED, admin.port()).into(), Duration::from_secs(60)).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_at_the_limit_is_named() {
+        let said = |limit| wait(sidecar(usize::MAX), limit).unwrap_err().to_string();
+        let missing = "waits for: link a (no room); waits for: link b (no room)";
+        for limit in [Duration::ZERO, Duration::from_millis(20)] {
+            assert_eq!(said(limit), format!("the sidecar has not started within {limit:?}: {missing}"));
+        }
+    }
+
+    #[test]
+    fn sidecar_that_does_not_listen_is_named_by_its_address() {
+        // Not a port that another test may get.
+        let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let said = wait(admin, Duration::ZERO).unwrap_err().to_string();
+        assert!(said.contains("no answer from 127.0.0.1:1: "), "{said}");
+    }
 }

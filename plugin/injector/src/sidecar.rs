@@ -44,8 +44,8 @@ pub(crate) fn container(plan: &Plan<'_>, scope: &Scope) -> Value {
         "ports": [{ "name": "shmesh-admin", "containerPort": port, "protocol": "TCP" }],
         "resources": resources(plan, scope),
         "securityContext": security(plan),
-        // The kubelet starts the next container after the hook. A startup probe would do as much, a second after the pod came. A link
-        // that stays bad must not keep the pod's containers from starting; it keeps the pod from being ready.
+        // The kubelet starts the next container after the hook; with a startup probe it would do so a second later. A link that stays bad
+        // must not keep the pod's containers from starting; it keeps the pod from being ready.
         "lifecycle": { "postStart": { "exec": { "command": [PROGRAM, "await-start", "--seconds", start.to_string()] } } },
         "readinessProbe": { "httpGet": probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2 },
         "livenessProbe": { "httpGet": probe("/livez"), "periodSeconds": 10, "failureThreshold": 6 },

@@ -137,11 +137,6 @@ impl Sidecar {
         answer
     }
 
-    /// The address of its probes and metrics.
-    pub(crate) fn admin(&self) -> &str {
-        &self.admin
-    }
-
     /// Runs the hook of an injected sidecar, with the environment of its container.
     pub(crate) fn await_start(&self, seconds: u64) -> Output {
         Command::new(SIDECAR)
