@@ -33,7 +33,8 @@ const WARNINGS: (u32, Duration) = (5, Duration::from_secs(60));
 ///
 /// Only the latest report of a claim is kept, in memory: there are never more reports than claims, and those that are not written when
 /// the process ends are lost. A write that fails is retried with increasing delays, and new reports of other claims do not wait for the
-/// retries or, up to eight, for each other. A claim that does not exist any more, or has been created again with another uid, is dropped. Clones share their reports.
+/// retries or, up to eight, for each other. A claim that does not exist any more, or has been created again with another uid, is
+/// dropped. Clones share their reports.
 ///
 /// Reports are applied on the server's side, so devices of other drivers stay as they are. Besides `get` on `resourceclaims` and `patch`
 /// on `resourceclaims/status`, the driver's account needs, since Kubernetes 1.36, the verb `associated-node:patch` on

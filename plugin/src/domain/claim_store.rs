@@ -442,7 +442,7 @@ impl ClaimStore {
         claims.map_err(StoreError::Cdi)
     }
 
-    /// Whether the specification of a claim is that of the grant.
+    /// Whether the CDI specification of a claim lists exactly the devices of the grant.
     fn is_described(&self, uid: &str, grant: &ClaimGrant, gid: Option<u32>) -> bool {
         self.settings.files.has_claim(uid, &self.devices(uid, grant, gid))
     }

@@ -366,19 +366,5 @@ impl Shared {
 
 /// Locks a directory, so that no other process with this library creates files in it meanwhile.
 pub(super) fn lock_dir(dir: &Path, limit: Duration) -> io::Result<Locked> {
-    let mut file = File::open(dir)?;
-    let start = Instant::now();
-    loop {
-        match Locked::try_lock(file) {
-            Ok(lock) => return Ok(lock),
-            Err((back, error))
-                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-                    && start.elapsed() < limit =>
-            {
-                file = back;
-            }
-            Err((_, error)) => return Err(error),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    Locked::lock_until(File::open(dir)?, Instant::now() + limit, Duration::from_millis(5))
 }
