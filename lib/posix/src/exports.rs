@@ -364,11 +364,16 @@ unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut c_v
     file
 }
 
-/// The file of a name of shared memory. `None`: the C library says what is wrong with the name.
+/// The file of a name of shared memory, and whether it is marked. `None`: the C library says what is wrong with the name.
 ///
 /// # Safety
 /// As [`text`].
-unsafe fn named(settings: &Settings, name: *const c_char, kind: &[u8]) -> Option<(Text, bool)> {
+unsafe fn named<'p>(
+    settings: &Settings,
+    name: *const c_char,
+    kind: &[u8],
+    path: &'p mut Text,
+) -> Option<(Answer<&'p CStr>, bool)> {
     // SAFETY: the caller's promise.
     let mut name = unsafe { text(name) }?.to_bytes();
     while let Some(rest) = name.strip_prefix(b"/") {
@@ -376,8 +381,10 @@ unsafe fn named(settings: &Settings, name: *const c_char, kind: &[u8]) -> Option
     }
     let is_valid = !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.contains(&b'/');
     is_valid.then(|| {
-        let path = Text::of(&[settings.dir(), b"/", kind, settings.prefix_of(name), name]);
-        (path, !settings.is_kept(name))
+        for part in [settings.dir(), b"/", kind, settings.prefix_of(name), name] {
+            path.push(part);
+        }
+        (path.c_str(), !settings.is_kept(name))
     })
 }
 
@@ -387,9 +394,10 @@ unsafe fn named(settings: &Settings, name: *const c_char, kind: &[u8]) -> Option
 unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: c_uint) -> c_int {
     let before = sys::errno();
     let opened = settings().and_then(|settings| {
+        let mut place = Text::new();
         // SAFETY: the program's argument.
-        let (path, is_marked) = unsafe { named(settings, name, b"") }?;
-        let path = match path.c_str() {
+        let (path, is_marked) = unsafe { named(settings, name, b"", &mut place) }?;
+        let path = match path {
             Ok(path) => path,
             Err(error) => return Some(Err(error)),
         };
@@ -416,9 +424,10 @@ unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: c_uint) -
 unsafe fn unlink_named(name: *const c_char, kind: &[u8], real: &Function) -> c_int {
     let before = sys::errno();
     let removed = settings().and_then(|settings| {
+        let mut place = Text::new();
         // SAFETY: the program's argument.
-        let (path, _) = unsafe { named(settings, name, kind) }?;
-        Some(path.c_str().and_then(sys::unlink))
+        let (path, _) = unsafe { named(settings, name, kind, &mut place) }?;
+        Some(path.and_then(sys::unlink))
     });
     match removed {
         // As the C library does.
@@ -465,15 +474,16 @@ unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: c_uint, v
     let before = sys::errno();
     let creates = flags & libc::O_CREAT != 0;
     let opened = settings().and_then(|settings| {
+        let mut place = Text::new();
         // SAFETY: the program's argument.
-        let (path, is_marked) = unsafe { named(settings, name, b"sem.") }?;
+        let (path, is_marked) = unsafe { named(settings, name, b"sem.", &mut place) }?;
         let value = if creates { value } else { 0 };
         if value > MAX_SEMAPHORE {
             return Some(Err(libc::EINVAL));
         }
         // Not by the C library's function, whose directory may be another one.
         let Some(initial) = initial_semaphore(value) else { return Some(Err(libc::ENOSYS)) };
-        match path.c_str() {
+        match path {
             Ok(path) => semaphores::open_semaphore(settings, path, flags, mode, is_marked, &initial),
             Err(error) => Some(Err(error)),
         }

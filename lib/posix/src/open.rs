@@ -67,6 +67,7 @@ pub(crate) fn open(
     creation: &Creation,
 ) -> Option<Answer<Fd>> {
     let (creates, is_exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
+    let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
     let mut rounds = Rounds::new();
     loop {
         let mut found = Err(libc::ENOENT);
@@ -74,8 +75,8 @@ pub(crate) fn open(
             found = open_existing(path, flags & !(libc::O_CREAT | libc::O_EXCL));
         }
         match found {
-            // The kernel opens no directory for a call that might make a file.
-            Ok(Some(fd)) if creates && is_directory(&fd) => return Some(Err(libc::EISDIR)),
+            // The kernel opens no directory for a call that might make a file, nor one for writing.
+            Ok(Some(fd)) if creates && reads && is_directory(&fd) => return Some(Err(libc::EISDIR)),
             Ok(Some(fd)) => return Some(Ok(fd)),
             Err(libc::ENOENT) if creates => match create(settings, path, flags, creation) {
                 // A link that leads nowhere: the C library makes the file that it leads to.
@@ -117,8 +118,12 @@ pub(crate) fn open_existing(path: &CStr, flags: c_int) -> Answer<Option<Fd>> {
     if !is_marked(found.st_mode) {
         return Ok(Some(fd));
     }
-    // Not by the number of its names: it may have another one.
     let is_there = || {
+        // Cheaper than its path. With one name before and after the lease was taken, it has lost none.
+        let has_one = |now: &libc::stat| now.st_nlink == 1;
+        if has_one(&found) && sys::fstat(fd.raw()).is_ok_and(|now| has_one(&now)) {
+            return true;
+        }
         let there = if flags & libc::O_NOFOLLOW == 0 { sys::stat(path) } else { sys::lstat(path) };
         there.is_ok_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino))
     };
