@@ -61,6 +61,22 @@ macro_rules! real {
     }};
 }
 
+/// The C library's function, or `ENOSYS` where it has none.
+macro_rules! pass {
+    ($before:expr, $function:expr, $type:ty, ($($argument:expr),*), $failed:expr) => {{
+        let real = real!($function.address(), $type);
+        sys::set_errno($before);
+        match real {
+            // SAFETY: the program's arguments.
+            Some(real) => unsafe { real($($argument),*) },
+            None => {
+                sys::set_errno(libc::ENOSYS);
+                $failed
+            }
+        }
+    }};
+}
+
 /// Sets `errno` to the error, or back to what it was.
 fn finish<T>(before: c_int, result: Answer<T>, failed: T) -> T {
     match result {
@@ -112,6 +128,58 @@ unsafe fn open_here(path: *const c_char, flags: c_int, mode: c_uint) -> Option<c
             sys::set_errno(before);
             None
         }
+    }
+}
+
+/// The places of a template that `mkstemp` fills, and the digits that it fills them with.
+const PLACES: &[u8] = b"XXXXXX";
+const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuv";
+/// Names that are tried until one is free.
+const MAX_TEMPLATES: u32 = 10_000;
+
+/// Makes a file whose name has digits in place of the template's, if it is below the IPC directory; `None`: the C library does it.
+///
+/// # Safety
+/// As `mkostemps(3)`: the template is null or a C string that this may change.
+unsafe fn make_here(template: *mut c_char, suffix: c_int, flags: c_int) -> Option<c_int> {
+    // SAFETY: the caller's promise.
+    let path = unsafe { text(template) }?.to_bytes();
+    settings()?.below(path)?;
+    let at = path.len().checked_sub(usize::try_from(suffix).ok()?)?.checked_sub(PLACES.len())?;
+    if !path.get(at..)?.starts_with(PLACES) {
+        return None;
+    }
+    // SAFETY: the places are inside the C string, in front of its final zero.
+    let fill = |digits: [u8; 6]| unsafe { template.add(at).cast::<[u8; 6]>().write(digits) };
+    let flags = flags & !libc::O_ACCMODE | libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+    let before = sys::errno();
+    for _ in 0..MAX_TEMPLATES {
+        let mut random = sys::random();
+        fill(std::array::from_fn(|_| {
+            random = random.rotate_right(5);
+            DIGITS.get(usize::try_from(random % 32).unwrap_or(0)).copied().unwrap_or(b'0')
+        }));
+        // SAFETY: the template, which is a C string as before.
+        match unsafe { open_here(template, flags, 0o600) } {
+            Some(-1) if sys::errno() == libc::EEXIST => sys::set_errno(before),
+            Some(done) => return Some(done),
+            None => break,
+        }
+    }
+    fill(*b"XXXXXX");
+    None
+}
+
+/// # Safety
+/// As `mkostemps(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+    type Mkostemps = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+    let before = sys::errno();
+    // SAFETY: the program's arguments.
+    match unsafe { make_here(template, suffix, flags) } {
+        Some(made) => made,
+        None => pass!(before, real::MKOSTEMPS, Mkostemps, (template, suffix, flags), -1),
     }
 }
 
@@ -195,26 +263,17 @@ also_named! {
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int) = openat(dir, path, flags, 0) -> c_int;
     creat(path: *const c_char, mode: c_uint) = open(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) -> c_int;
     creat64(path: *const c_char, mode: c_uint) = creat(path, mode) -> c_int;
+    mkstemp(template: *mut c_char) = mkostemps(template, 0, 0) -> c_int;
+    mkstemp64(template: *mut c_char) = mkostemps(template, 0, 0) -> c_int;
+    mkostemp(template: *mut c_char, flags: c_int) = mkostemps(template, 0, flags) -> c_int;
+    mkostemp64(template: *mut c_char, flags: c_int) = mkostemps(template, 0, flags) -> c_int;
+    mkstemps(template: *mut c_char, suffix: c_int) = mkostemps(template, suffix, 0) -> c_int;
+    mkstemps64(template: *mut c_char, suffix: c_int) = mkostemps(template, suffix, 0) -> c_int;
+    mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) = mkostemps(template, suffix, flags) -> c_int;
     ftruncate64(fd: c_int, len: i64) = ftruncate(fd, len) -> c_int;
     fcntl64(fd: c_int, command: c_int, argument: *mut c_void) = fcntl(fd, command, argument) -> c_int;
     lockf64(fd: c_int, command: c_int, len: i64) = lockf(fd, command, len) -> c_int;
     fopen64(path: *const c_char, mode: *const c_char) = fopen(path, mode) -> *mut c_void;
-}
-
-/// The C library's function, or `ENOSYS` where it has none.
-macro_rules! pass {
-    ($before:expr, $function:expr, $type:ty, ($($argument:expr),*), $failed:expr) => {{
-        let real = real!($function.address(), $type);
-        sys::set_errno($before);
-        match real {
-            // SAFETY: the program's arguments.
-            Some(real) => unsafe { real($($argument),*) },
-            None => {
-                sys::set_errno(libc::ENOSYS);
-                $failed
-            }
-        }
-    }};
 }
 
 /// # Safety

@@ -38,6 +38,7 @@ impl Function {
 
 pub(crate) static OPEN: Function = Function::new(c"open");
 pub(crate) static OPENAT: Function = Function::new(c"openat");
+pub(crate) static MKOSTEMPS: Function = Function::new(c"mkostemps");
 pub(crate) static FOPEN: Function = Function::new(c"fopen");
 pub(crate) static FCNTL: Function = Function::new(c"fcntl");
 pub(crate) static LOCKF: Function = Function::new(c"lockf");

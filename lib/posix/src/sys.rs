@@ -287,6 +287,15 @@ pub(crate) fn clock(which: libc::clockid_t) -> (i64, i64) {
     (time.tv_sec, time.tv_nsec)
 }
 
+/// A number that others cannot guess, where the kernel gives one; the time otherwise.
+pub(crate) fn random() -> u64 {
+    let mut number = 0_u64;
+    let place = &raw mut number;
+    // SAFETY: the pointer leads to eight bytes, as the second argument says.
+    let read = unsafe { libc::syscall(libc::SYS_getrandom, place, 8_usize, libc::GRND_NONBLOCK) };
+    if read == 8 { number } else { clock(libc::CLOCK_MONOTONIC).1.cast_unsigned() }
+}
+
 pub(crate) fn page_bytes() -> u64 {
     // SAFETY: a number goes in.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)

@@ -63,6 +63,44 @@ static void modes(void) {
     umask(022);
 }
 
+static int is_leased(const char *name) {
+    int fd = syscall(SYS_openat, AT_FDCWD, path_of(name), O_RDWR);
+    CHECK(fd >= 0);
+    struct flock lease = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1L << 62, .l_len = 1};
+    CHECK(syscall(SYS_fcntl, fd, F_OFD_GETLK, &lease) == 0);
+    syscall(SYS_close, fd);
+    return lease.l_type != F_UNLCK;
+}
+
+// As NCCL makes its memory.
+static void templates(void) {
+    char name[4200];
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%s/nccl-XXXXXX%s", directory(), i == 0 ? "" : ".so");
+        int fd = i == 0 ? WORKS(mkstemp(name)) : i == 1 ? WORKS(mkstemps(name, 3)) : WORKS(mkostemps(name, 3, O_CLOEXEC));
+        const char *last = strrchr(name, '/') + 1;
+        CHECK(!strstr(last, "XXXXXX") && !strncmp(last, "nccl-", 5) && mode_of(last) == 01660 && is_leased(last));
+        CHECK((fcntl(fd, F_GETFD) == FD_CLOEXEC) == (i == 2) && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR);
+        close(fd);
+        CHECK(!is_leased(last));
+        WORKS(unlink(name));
+    }
+    // As the C library says it.
+    for (const char **wrong = (const char *[]){"XXXXX", "XXXXXXa", "XXXXXX.so", NULL}; *wrong; wrong++) {
+        snprintf(name, sizeof name, "%s/%s", directory(), *wrong);
+        FAILS(mkstemp(name), EINVAL);
+    }
+    FAILS(mkstemps(name, -1), EINVAL);
+    FAILS(mkstemps(name, 5000), EINVAL);
+    snprintf(name, sizeof name, "%s/none/XXXXXX", directory());
+    FAILS(mkstemp(name), ENOENT);
+    char elsewhere[] = "/tmp/shmesh-posix-XXXXXX";
+    struct stat found;
+    int fd = WORKS(mkstemp(elsewhere));
+    CHECK(fstat(fd, &found) == 0 && (found.st_mode & 07777) == 0600 && unlink(elsewhere) == 0);
+    close(fd);
+}
+
 static void other_paths(void) {
     char dir[] = "/tmp/shmesh-posix-XXXXXX", path[4200];
     CHECK(mkdtemp(dir));
@@ -114,15 +152,6 @@ static void other_paths(void) {
     unlink(path_of("dangling"));
     unlink(path_of("link"));
     unlink(path_of("target"));
-}
-
-static int is_leased(const char *name) {
-    int fd = syscall(SYS_openat, AT_FDCWD, path_of(name), O_RDWR);
-    CHECK(fd >= 0);
-    struct flock lease = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1L << 62, .l_len = 1};
-    CHECK(syscall(SYS_fcntl, fd, F_OFD_GETLK, &lease) == 0);
-    syscall(SYS_close, fd);
-    return lease.l_type != F_UNLCK;
 }
 
 // Paths that do not show where they lead, and functions that open files inside the C library.
@@ -426,6 +455,7 @@ static void fork_storm(void) {
 int main(void) {
     alarm(300);
     modes();
+    templates();
     other_paths();
     other_ways();
     slow_collector();
