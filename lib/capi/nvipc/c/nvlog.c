@@ -322,5 +322,5 @@ stat_log_t *stat_log_open(const char *name, int mode, int64_t period)
 
 int assert_time_order(struct timespec ts_old, struct timespec ts_new)
 {
-    return nvlog_timespec_interval(&ts_old, &ts_new) >= 0 ? 0 : -1;
+    return nvlog_timespec_interval(&ts_old, &ts_new) >= 0;
 }

@@ -94,8 +94,11 @@ char *nvlog_strerror(int code);
 /* Copies a string, truncates it if needed, and always terminates it. */
 static inline char *nvlog_safe_strncpy(char *to, const char *from, size_t room)
 {
+    size_t len = 0;
+    for (; to != NULL && from != NULL && len + 1 < room && from[len] != '\0'; len++)
+        to[len] = from[len];
     if (to != NULL && room > 0)
-        snprintf(to, room, "%s", from != NULL ? from : "");
+        to[len] = '\0';
     return to;
 }
 

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use shmesh_nvipc_wire::ArrayQueue;
 
 use crate::guard::guarded;
+use crate::idle::IdleCalls;
 use crate::log::say;
 
 /// The function table of a queue, followed by the queue itself.
@@ -21,6 +22,7 @@ pub struct array_queue_t {
     get_next: unsafe extern "C" fn(*mut array_queue_t, i32) -> i32,
     name: CString,
     queue: ArrayQueue,
+    idle: IdleCalls,
 }
 
 type Number = unsafe extern "C" fn(*mut array_queue_t) -> i32;
@@ -51,7 +53,12 @@ unsafe extern "C" fn enqueue(queue: *mut array_queue_t, value: i32) -> c_int {
 
 unsafe extern "C" fn dequeue(queue: *mut array_queue_t) -> i32 {
     // SAFETY: NULL or an open queue, as the header requires.
-    signed(unsafe { of(queue) }.and_then(|at| at.queue.dequeue()).map(|value| value as usize))
+    let Some(at) = (unsafe { of(queue) }) else { return -1 };
+    let value = at.queue.dequeue();
+    if value.is_none() {
+        at.idle.found_nothing();
+    }
+    signed(value.map(|value| value as usize))
 }
 
 unsafe extern "C" fn close(queue: *mut array_queue_t) -> c_int {
@@ -121,6 +128,7 @@ pub unsafe extern "C" fn array_queue_open(
             get_next,
             name,
             queue,
+            idle: IdleCalls::default(),
         }))
     })
 }

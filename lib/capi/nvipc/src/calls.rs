@@ -250,7 +250,8 @@ unsafe extern "C" fn tx_allocate(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t, _op
         // SAFETY: NULL or a message, as the header requires.
         let msg = unsafe { msg.as_mut() }.ok_or_else(|| null("msg"))?;
         (msg.msg_buf, msg.data_buf) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let buffers = backend.allocate(pool_of(msg.data_pool)).inspect_err(|_| backend.found_nothing())?;
+        let buffers =
+            backend.allocate(pool_of(msg.data_pool)).inspect_err(|_| backend.idle.found_nothing())?;
         msg.msg_buf = buffers.msg.as_ptr().cast();
         msg.data_buf = buffers.data.map_or(std::ptr::null_mut(), |data| data.as_ptr().cast());
         Ok(0)
@@ -295,7 +296,7 @@ unsafe extern "C" fn rx_recv_msg(ipc: *mut nv_ipc_t, msg: *mut nv_ipc_msg_t) -> 
         let tap = open.forward.tap();
         let Some(received) = open.receive()? else {
             drop(tap);
-            open.found_nothing();
+            open.idle.found_nothing();
             return Ok(-1);
         };
         let (fields, buffers) = (received.fields, received.buffers);

@@ -5,12 +5,11 @@
 
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::backend::Backend;
 use crate::guard::guarded;
+use crate::idle::IdleCalls;
 use crate::log::say;
 use crate::tap::{BYTES_MAX, Forward};
 use crate::types::{nv_ipc_config_t, nv_ipc_t};
@@ -35,27 +34,10 @@ pub(crate) struct Instance {
 pub(crate) struct OpenInstance {
     backend: Arc<dyn Backend>,
     pub(crate) forward: Forward,
-    /// Approximate number of calls that found nothing since the last yield: threads may overwrite each other's count.
-    idle: AtomicUsize,
+    pub(crate) idle: IdleCalls,
 }
 
-/// The thread yields the processor after this many calls that found nothing. On a core of its own that costs nothing.
-/// With more threads than cores, a polling thread would otherwise keep the thread with the message from running.
-const YIELD_EVERY: usize = 256;
-
 impl OpenInstance {
-    /// Counts a call that found no message or no free buffer.
-    #[inline]
-    pub(crate) fn found_nothing(&self) {
-        // Not exact: a locked instruction would cost more than the poll.
-        let idle = self.idle.load(Relaxed) + 1;
-        if idle < YIELD_EVERY {
-            return self.idle.store(idle, Relaxed);
-        }
-        self.idle.store(0, Relaxed);
-        std::thread::yield_now();
-    }
-
     /// The transport, for use beyond one call.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         Arc::clone(&self.backend)
@@ -201,7 +183,7 @@ pub(crate) fn open(
         forward.start_as_configured(&config.debug_configs);
     }
     *instance.open.write().unwrap_or_else(PoisonError::into_inner) =
-        Some(Arc::new(OpenInstance { backend, forward, idle: AtomicUsize::new(0) }));
+        Some(Arc::new(OpenInstance { backend, forward, idle: IdleCalls::default() }));
     instance.handle()
 }
 

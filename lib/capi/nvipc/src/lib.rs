@@ -13,6 +13,7 @@
 //! | `array_queue.rs` | NVIPC's queue for programs that use it by itself; the other helpers are in `c/` |
 //! | `backend/` | the transports |
 //! | `cancel.rs` | waits of threads that may be cancelled |
+//! | `idle.rs` | threads that poll yield the processor |
 //! | `guard.rs` | no panic unwinds into C |
 //! | `log.rs` | one log line per failure, rate-limited |
 //!
@@ -29,6 +30,7 @@ pub mod config;
 pub mod forward;
 mod guard;
 pub mod helpers;
+mod idle;
 pub mod instance;
 mod layout;
 mod log;

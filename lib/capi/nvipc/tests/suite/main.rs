@@ -148,20 +148,28 @@ fn nvipc_layout_passes_the_same_tests() {
     }
 }
 
-/// Installs the libraries as a user does, and compiles programs that only name NVIPC's headers and libraries.
-#[test]
-fn nvipc_consumer_compiles_and_links_unchanged() {
-    let folder = tempfile::tempdir().unwrap();
-    let (prefix, path) = (folder.path().join("usr"), |name: &str| folder.path().join(name));
+/// Installs the libraries below a folder, as a user does.
+#[track_caller]
+fn installed(folder: &Path) -> PathBuf {
+    let prefix = folder.join("usr");
     let mut install = Command::new(format!("{HERE}/../install"));
     // The other library belongs to another package, which is not built for these tests.
-    let built = path("built");
+    let built = folder.join("built");
     std::fs::create_dir(&built).unwrap();
     for name in ["libshmesh_nvipc.so", "libshmesh_nvipc.a"] {
         std::os::unix::fs::symlink(libraries().join(name), built.join(name)).unwrap();
         std::os::unix::fs::symlink(libraries().join(name), built.join(name.replace("_nvipc", "_c"))).unwrap();
     }
     succeed(install.arg(&prefix).arg(&built).env("CFLAGS", "-O1 -Werror"));
+    prefix
+}
+
+/// Compiles programs that only name NVIPC's headers and libraries.
+#[test]
+fn nvipc_consumer_compiles_and_links_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let prefix = installed(folder.path());
     let names = std::fs::read(prefix.join("lib/libnvipc.so")).unwrap();
     let has = |name: &[u8]| names.windows(name.len()).any(|at| at == name);
     assert!(has(b"\0libnvipc.so\0") && has(b"\0NVIPC_2530\0"), "the name and version that the linker wrote");
@@ -201,6 +209,36 @@ fn nvipc_consumer_compiles_and_links_unchanged() {
         eprintln!("yaml.hpp is not compiled: libyaml is not here");
     }
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "a consumer leaves nothing");
+}
+
+/// Both package names, in one project: `nvlog` is defined by either.
+#[test]
+fn cmake_finds_the_installed_packages() {
+    if let Err(error) = Command::new("cmake").arg("--version").output() {
+        eprintln!("skipped: cmake cannot be run: {error}; install it to check find_package");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = installed(folder.path());
+    let (project, build) = (folder.path().join("project"), folder.path().join("build"));
+    std::fs::create_dir(&project).unwrap();
+    let text = format!(
+        "cmake_minimum_required(VERSION 3.18)\nproject(consumer C)\nset(CMAKE_C_STANDARD 11)\n\
+         find_package(nvipc REQUIRED)\nfind_package(shmesh_nvipc REQUIRED)\n\
+         add_executable(by_nvipc {HERE}/tests/consumer.c)\ntarget_link_libraries(by_nvipc nvipc)\n\
+         add_executable(by_shmesh {HERE}/tests/layout.c)\n\
+         target_link_libraries(by_shmesh shmesh_nvipc::shmesh_nvipc nvlog::nvlog)\n"
+    );
+    std::fs::write(project.join("CMakeLists.txt"), text).unwrap();
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(&project).arg("-B").arg(&build);
+    succeed(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())));
+    succeed(Command::new("cmake").arg("--build").arg(&build));
+    let dir = folder.path().join("shm");
+    std::fs::create_dir(&dir).unwrap();
+    let logs = folder.path().to_str().unwrap();
+    run_with(&build.join("by_nvipc"), &[logs], "", &[("SHMESH_DIR", &dir)]);
+    run(&build.join("by_shmesh"), &[], "");
 }
 
 #[test]
