@@ -11,6 +11,7 @@
 //! | `handle.rs` | the participant that all of them share |
 //! | `leased.rs` | files of an IPC directory whose users can be known |
 //! | `loan.rs`, `message.rs` | `Loan` and `Message`: buffers that arrays keep |
+//! | `object.rs` | objects of plain values and arrays as messages |
 //! | `pending.rs`, `request.rs` | `PendingReply` and `Request`: requests and replies |
 //! | `waiting.rs` | threads that wait, and the end of the interpreter |
 //! | `session.rs` | the common part of sessions with a broker |
@@ -32,6 +33,7 @@ mod link;
 mod loan;
 mod memory;
 mod message;
+mod object;
 mod pending;
 mod request;
 mod session;
@@ -61,6 +63,8 @@ mod _shmesh {
     use crate::memory::Memory;
     #[pymodule_export]
     use crate::message::Message;
+    #[pymodule_export]
+    use crate::object::{decode, encode};
     #[pymodule_export]
     use crate::pending::PendingReply;
     #[pymodule_export]

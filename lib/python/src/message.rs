@@ -51,7 +51,7 @@ pub(crate) struct MessageHold {
 }
 
 impl MessageHold {
-    fn msg(&self) -> &[u8] {
+    pub(crate) fn msg(&self) -> &[u8] {
         self.message.as_ref().map_or(&[], |message| message.msg())
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ._errors import Damaged
-from ._shmesh import Loan, Message
+from ._shmesh import Loan, Message, decode, encode
 
 _HEAD = struct.Struct("<IIQ")
 _MAGIC = 0x316A624F
@@ -91,6 +91,9 @@ class Parts:
         cls, value: Any, msg_bytes: int, pickler: Pickler | None = None, buffer_min: int = _BUFFER_MIN
     ) -> Parts:
         """Splits an object, for buffers with ``msg_bytes`` in their MSG part. Arrays below ``buffer_min`` bytes are pickled."""
+        if pickler is None and (plain := encode(value, msg_bytes, buffer_min)) is not None:
+            head, pieces, nbytes = plain
+            return cls(head, pieces, nbytes)
         buffers: list[memoryview] = []
 
         def keep_out(buffer: pickle.PickleBuffer) -> bool:
@@ -154,6 +157,8 @@ def read(
     ``head`` and ``data`` are the MSG and the DATA part, if they lie elsewhere. Unpickling runs code that the sender chooses: only for
     senders that are trusted.
     """
+    if head is None and data is None and (plain := decode(message, copy)) is not None:
+        return plain[0]
     if head is None:
         head = bytes(message)
     try:
