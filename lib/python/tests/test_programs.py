@@ -1,7 +1,9 @@
 """Real programs that know nothing of shmesh, in two pods with one pool, as `shmesh.io/share` gives it to them.
 
 A pod here is a process with its own pid, IPC, network and mount namespaces, `/tmp` and user, and the pool at `/dev/shm`. It takes root,
-and packages from PyPI at the versions below; without them a test is skipped with the reason. docs/from-hostipc.md has the results.
+and packages from PyPI at the versions below and from Debian (`libboost-dev`, `ucx-utils`, `postgresql`); without them a test is skipped with
+the reason. Two are too large to be fetched: `SHMESH_TORCH` is a Python with torch, and `SHMESH_AERON` a folder with Aeron's `aeronmd`,
+`basic_publisher` and `basic_subscriber`, where every user may run them. docs/from-hostipc.md has the results.
 """
 
 import os
@@ -20,7 +22,7 @@ import shmesh
 
 pytestmark = pytest.mark.long
 
-PACKAGES = ["tritonclient==2.73.0", "iceoryx2==0.10.0", "numpy>=1.23"]
+PACKAGES = ["tritonclient==2.73.0", "iceoryx2==0.10.0", "eclipse-zenoh==1.10.2", "numpy>=1.23"]
 GROUP, ONE, OTHER = 60_001, 10_001, 20_002
 SETUP = """
 pool=$0; user=$1; shift
@@ -289,3 +291,224 @@ def test_postgresql_has_its_parallel_queries_in_the_pool(pod: Start) -> None:
         pytest.skip(f"{', '.join(tools)} of PostgreSQL are not installed")
     result = output(pod(ONE, "sh", "-c", POSTGRES))
     assert "Workers Launched: 2" in result and "sum|20000100000" in result and "PostgreSQL." in result, result
+
+
+THREE = pytest.mark.parametrize(
+    ("user", "preloads"), [(ONE, False), (OTHER, False), (OTHER, True)], ids=["one-user", "two-users", "two-users-with-the-library"]
+)
+
+
+ZENOH = """
+    import json, os, threading, time, zenoh, zenoh.shm
+    os.umask(0o002)
+    def session(**settings):
+        config = zenoh.Config()
+        for key, value in {"mode": "peer", "scouting/multicast/enabled": False, "transport/shared_memory/enabled": True, **settings}.items():
+            config.insert_json5(key, json.dumps(value))
+        return zenoh.open(config)
+    SOCKET = ["unixsock-stream//dev/shm/socket"]
+"""
+ZENOH_PUBLISHES = ZENOH + """
+    node = session(**{"listen/endpoints": SOCKET})
+    publisher = node.declare_publisher("key")
+    provider = zenoh.shm.ShmProvider.default_backend(1 << 20)
+    print("publishes", flush=True)
+    while True:
+        memory = provider.alloc(65536, zenoh.shm.BlockOn(zenoh.shm.GarbageCollect()))
+        memory[0:5] = b"hello"
+        publisher.put(memory)
+        time.sleep(0.05)
+"""
+ZENOH_SUBSCRIBES = ZENOH + """
+    def receive(sample):
+        assert sample.payload.to_bytes()[:5] == b"hello"
+        print("received", len(sample.payload), "in shared memory", sample.payload.as_shm() is not None, flush=True)
+        os._exit(0)
+    node = session(**{"connect/endpoints": SOCKET, "listen/endpoints": []})
+    subscriber = node.declare_subscriber("key", receive)
+    threading.Event().wait(20)
+"""
+
+@THREE
+def test_zenoh_shared_memory(pod: Start, interpreter: str, library: str, user: int, preloads: bool) -> None:
+    preload = ["env", library] if preloads else []
+    publisher = pod(ONE, *preload, *python(interpreter, ZENOH_PUBLISHES))
+    said(publisher, "publishes")
+    # Without the library, a subscriber of another user is sent copies, and nothing says so.
+    expected = f"received 65536 in shared memory {user == ONE or preloads}"
+    assert expected in output(pod(user, *preload, *python(interpreter, ZENOH_SUBSCRIBES)))
+
+
+BOOST = """
+#include <boost/interprocess/managed_shared_memory.hpp>
+#include <boost/interprocess/sync/interprocess_condition.hpp>
+#include <boost/interprocess/sync/interprocess_mutex.hpp>
+#include <iostream>
+namespace ipc = boost::interprocess;
+struct Board {
+    ipc::interprocess_mutex mutex;
+    ipc::interprocess_condition changed;
+    int value = 0;
+};
+int main(int argc, char **) try {
+    bool makes = argc == 1;
+    auto memory = makes ? ipc::managed_shared_memory(ipc::create_only, "boost", 65536) : ipc::managed_shared_memory(ipc::open_only, "boost");
+    Board *board = memory.find_or_construct<Board>("board")();
+    ipc::scoped_lock<ipc::interprocess_mutex> lock(board->mutex);
+    if (makes) {
+        std::cout << "made" << std::endl;
+        board->changed.wait(lock, [&] { return board->value != 0; });
+    } else {
+        board->value = 42;
+        board->changed.notify_all();
+    }
+    std::cout << "value " << board->value << std::endl;
+} catch (ipc::interprocess_exception &error) {
+    std::cout << error.what() << std::endl;
+}
+"""
+
+
+@THREE
+def test_boost_interprocess(pod: Start, library: str, user: int, preloads: bool) -> None:
+    # Where every user may run it.
+    program = Path(__file__).parents[3] / "target/python/boost"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    if not os.path.exists("/usr/include/boost/interprocess/managed_shared_memory.hpp"):
+        pytest.skip("libboost-dev is not installed")
+    built = program.with_suffix(f".{os.getpid()}")
+    subprocess.run(["c++", "-O1", "-x", "c++", "-o", str(built), "-"], input=BOOST, text=True, check=True)
+    built.rename(program)
+    preload = ["env", library] if preloads else []
+    maker = pod(ONE, *preload, str(program))
+    said(maker, "made")
+    assert ("value 42" if user == ONE or preloads else "Permission denied") in output(pod(user, *preload, str(program), "uses"))
+    if user == ONE or preloads:
+        said(maker, "value 42")
+
+
+def cable(*pods: "subprocess.Popen[str]") -> None:
+    """Connects two pods, which have the addresses 10.99.0.1 and 10.99.0.2 from then on."""
+    ends = [f"shm{os.getpid()}{end}" for end in "ab"]
+    added = subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], capture_output=True, text=True)
+    if added.returncode != 0:
+        pytest.skip(f"this machine gives no pair of network devices: {added.stderr}")
+    for number, (end, process) in enumerate(zip(ends, pods, strict=True), start=1):
+        subprocess.run(["ip", "link", "set", end, "netns", str(process.pid)], check=True)
+        configure = f"ip address add 10.99.0.{number}/24 dev {end} && ip link set {end} up && ip link set lo up"
+        subprocess.run(["nsenter", f"--net=/proc/{process.pid}/ns/net", "sh", "-c", configure], check=True)
+
+
+@THREE
+def test_ucx_posix_does_not_leave_its_namespaces(pod: Start, library: str, user: int, preloads: bool) -> None:
+    if any(shutil.which(tool) is None for tool in ("ucx_perftest", "ip", "nsenter")):
+        pytest.skip("ucx_perftest of ucx-utils, ip of iproute2 or nsenter of util-linux is not installed")
+    settings = ["env", "UCX_TLS=posix,self", "UCX_POSIX_USE_PROC_LINK=n", *([library] if preloads else [])]
+    test = "ucx_perftest -t tag_bw -s 65536 -n 200 -w 10"
+    server = pod(ONE, *settings, "sh", "-c", f"echo up; read go; exec {test}")
+    client = pod(user, *settings, "sh", "-c", f"echo up; read go; exec {test} 10.99.0.1")
+    for process in (server, client):
+        said(process, "up")
+    cable(server, client)
+    assert server.stdin and client.stdin
+    print(file=server.stdin, flush=True)
+    listening = ":3419 00000000:0000 0A"
+    while listening not in Path(f"/proc/{server.pid}/net/tcp").read_text():
+        assert server.poll() is None, output(server)
+    print(file=client.stdin, flush=True)
+    last = output(client)
+    assert "posix/memory - Destination is unreachable" in last, last
+
+
+TORCH = """
+    import multiprocessing, os, sys
+    import torch
+    from multiprocessing.connection import Client, Listener
+    torch.multiprocessing.set_sharing_strategy(sys.argv[1])
+    multiprocessing.current_process().authkey = b"key"
+    os.umask(0o002)
+"""
+TORCH_SENDS = TORCH + """
+    tensor = torch.arange(1000, dtype=torch.float32)
+    listener = Listener("/dev/shm/listener", authkey=b"key")
+    print("listens", flush=True)
+    connection = listener.accept()
+    connection.send(tensor)
+    connection.recv()
+    print("first", tensor[0].item(), flush=True)
+"""
+TORCH_RECEIVES = TORCH + """
+    connection = Client("/dev/shm/listener", authkey=b"key")
+    tensor = connection.recv()
+    print("sum", tensor.sum().item())
+    tensor[0] = 42
+    connection.send("written")
+"""
+MAPS = """
+    import sys, torch
+    tensor = torch.from_file("/dev/shm/weights", shared=True, size=1000, dtype=torch.float32)
+    if len(sys.argv) == 1:
+        tensor[:] = torch.arange(1000)
+        print("made", flush=True)
+        sys.stdin.readline()
+        print("first", tensor[0].item())
+    else:
+        print("sum", tensor.sum().item())
+        tensor[0] = 42
+"""
+
+
+@pytest.fixture
+def torch() -> str:
+    path = os.environ.get("SHMESH_TORCH")
+    if not path:
+        pytest.skip("SHMESH_TORCH is not set: a Python with torch")
+    return path
+
+
+@pytest.mark.parametrize("strategy", ["file_system", "file_descriptor"])
+@pytest.mark.parametrize(
+    ("user", "place", "preloads", "expected"),
+    [
+        (ONE, "/tmp", False, "No such file or directory"),
+        (ONE, "/dev/shm", False, "sum 499500.0"),
+        (OTHER, "/dev/shm", False, "Permission denied"),
+        (OTHER, "/dev/shm", True, "Permission denied"),
+    ],
+    ids=["one-user-by-default", "one-user", "two-users", "two-users-with-the-library"],
+)
+def test_torch(
+    pod: Start, torch: str, library: str, strategy: str, user: int, place: str, preloads: bool, expected: str
+) -> None:
+    settings = ["env", f"TMPDIR={place}", *([library] if preloads else [])]
+    sender = pod(ONE, *settings, *python(torch, TORCH_SENDS), strategy)
+    said(sender, "listens")
+    assert expected in output(pod(user, *settings, *python(torch, TORCH_RECEIVES), strategy))
+    if expected.startswith("sum"):
+        said(sender, "first 42.0")
+
+
+@THREE
+def test_torch_from_file(pod: Start, torch: str, library: str, user: int, preloads: bool) -> None:
+    preload = ["env", library] if preloads else []
+    maker = pod(ONE, *preload, *python(torch, MAPS))
+    said(maker, "made")
+    works = user == ONE or preloads
+    assert ("sum 499500.0" if works else "Permission denied") in output(pod(user, *preload, *python(torch, MAPS), "uses"))
+    assert f"first {42.0 if works else 0.0}" in maker.communicate("\n")[0]
+
+
+@THREE
+def test_aeron(pod: Start, library: str, user: int, preloads: bool) -> None:
+    place = os.environ.get("SHMESH_AERON")
+    if not place:
+        pytest.skip("SHMESH_AERON is not set: a folder with aeronmd, basic_publisher and basic_subscriber")
+    settings = ["env", "AERON_DIR=/dev/shm/aeron", f"LD_LIBRARY_PATH={place}/lib:{place}", *([library] if preloads else [])]
+    channel = "-c aeron:ipc -s 1001"
+    pod(ONE, *settings, "sh", "-c", f"umask 022; {place}/aeronmd & exec {place}/basic_publisher {channel} -m 10000")
+    works = user == ONE or preloads
+    # Its output is complete when it ends; without its driver it ends by itself.
+    waits = "until ls /dev/shm/aeron/publications/*.logbuffer 2>/dev/null; do sleep 0.1; done"
+    subscribes = f"{waits}; exec timeout --signal INT {3 if works else 30} {place}/basic_subscriber {channel}"
+    last = output(pod(user, *settings, "sh", "-c", subscribes))
+    assert ("Hello World!" if works else "CnC file not created") in last, last
