@@ -45,6 +45,8 @@ pub(crate) struct HeldBuffers {
     states: Box<[AtomicU8]>,
     /// The parked buffers, the last released one last. Its capacity is the limit.
     parked: Mutex<Vec<u32>>,
+    /// Their number. Written with the lock held, and read without it by a thread that would find nothing.
+    parked_count: AtomicU32,
     parked_max: usize,
 }
 
@@ -55,6 +57,7 @@ impl HeldBuffers {
         Self {
             states: (0..len).map(|_| AtomicU8::new(NOT_OURS)).collect(),
             parked: Mutex::new(Vec::with_capacity(parked_max)),
+            parked_count: AtomicU32::new(0),
             parked_max,
         }
     }
@@ -72,22 +75,39 @@ impl HeldBuffers {
             return false;
         }
         parked.push(index);
+        self.count(&parked);
         true
     }
 
     /// Takes the buffer that was parked last. It is held from then on.
     pub(crate) fn unpark(&self) -> Option<u32> {
-        if self.parked_max == 0 {
+        if !self.has_parked() {
             return None;
         }
-        let index = self.try_parked()?.pop()?;
+        let mut parked = self.try_parked()?;
+        let index = parked.pop()?;
+        self.count(&parked);
+        drop(parked);
         self.exchange(index, PARKED, HELD).then_some(index)
     }
 
     /// Takes all parked buffers. They are held from then on.
     pub(crate) fn unpark_all(&self) -> Vec<u32> {
-        let all = std::mem::take(&mut *self.parked.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<_> = parked.drain(..).collect();
+        self.count(&parked);
+        drop(parked);
         all.into_iter().filter(|index| self.exchange(*index, PARKED, HELD)).collect()
+    }
+
+    /// Whether a buffer is parked. Another thread may take it at any time.
+    pub(crate) fn has_parked(&self) -> bool {
+        self.parked_count.load(Relaxed) > 0
+    }
+
+    /// Called with the lock held.
+    fn count(&self, parked: &[u32]) {
+        self.parked_count.store(u32::try_from(parked.len()).unwrap_or(u32::MAX), Relaxed);
     }
 
     /// Never blocks: a thread that finds the lock taken uses the shared free list instead.

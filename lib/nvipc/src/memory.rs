@@ -27,17 +27,16 @@ pub(crate) use word::{AtomicU8, AtomicU32, AtomicU64};
 pub(crate) struct Memory {
     base: NonNull<u8>,
     len: usize,
-    #[expect(dead_code, reason = "keeps the mapping")]
     owner: MemoryOwner,
 }
 
 #[derive(Debug)]
-#[expect(dead_code, reason = "what keeps the memory")]
 enum MemoryOwner {
     Map(memmap2::MmapRaw),
     /// Owned by the caller, which keeps it alive.
     Lent,
     #[cfg(test)]
+    #[expect(dead_code, reason = "keeps the memory")]
     Heap(Box<[AtomicU64]>),
 }
 
@@ -68,6 +67,14 @@ impl Memory {
         let boxed: Box<[AtomicU64]> = (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let base = NonNull::from(&boxed[..]).cast();
         Arc::new(Self { base, len: boxed.len() * 8, owner: MemoryOwner::Heap(boxed) })
+    }
+
+    /// Gives the memory of a mapping back to the system. Its addresses stay valid, and show zeros.
+    pub(crate) fn discard(&self) {
+        if let MemoryOwner::Map(map) = &self.owner {
+            // If it fails, the memory is kept until this is dropped.
+            let _ = shmesh_sys::resident::discard(map);
+        }
     }
 
     /// Size of the memory in bytes.
@@ -106,8 +113,14 @@ unsafe impl Word for AtomicU32 {}
 pub(crate) struct Words<W> {
     first: NonNull<W>,
     count: usize,
-    #[expect(dead_code, reason = "keeps the mapping")]
     memory: Arc<Memory>,
+}
+
+impl<W> Words<W> {
+    /// The memory that this window is in.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
 }
 
 // SAFETY: a window is a shared reference to atomics and an `Arc` of their owner.

@@ -166,6 +166,16 @@ impl Queue {
         Err(Wild)
     }
 
+    /// Whether there was no value at some time during this call. Writes nothing. `false` may also mean that other threads
+    /// changed the queue meanwhile, or that it is damaged.
+    #[inline]
+    pub(crate) fn is_empty_now(&self) -> bool {
+        let head = &self.words[HEAD];
+        let first = Self::load(head);
+        let Some(value) = first.next else { return true };
+        self.slot(value).is_ok_and(|slot| Self::load(slot).next.is_none() && Self::load(head) == first)
+    }
+
     /// Takes the first value, or returns `None` if the queue is empty.
     pub(crate) fn dequeue(&self) -> Result<Option<u32>, Wild> {
         let (head, tail) = (&self.words[HEAD], &self.words[TAIL]);
@@ -299,6 +309,7 @@ mod tests {
                 }
                 prop_assert_eq!(queue.values(), model.iter().copied().collect::<Vec<_>>());
                 prop_assert_eq!(queue.len(), model.len());
+                prop_assert_eq!(queue.is_empty_now(), model.is_empty());
             }
         }
 

@@ -28,7 +28,7 @@
 //! | [`signal`] | blocking signals of threads, and waiting for them |
 //! | [`cancel`], [`fork`] | threads that C programs cancel, processes that fork |
 //! | [`sched`] | processor affinity |
-//! | [`resident`] | pages of the program's code |
+//! | [`resident`] | pages that are not needed again |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
 //! | [`sysv`] | System V shared memory of other processes |
 //! | [`quantity`] | numbers of bytes as Kubernetes writes them, which all programs read and show |

@@ -1,9 +1,12 @@
-//! The pages of this program's code that it has used and may not need again.
-// UNSAFETY: advises the kernel about mappings of the program's file.
-#![expect(unsafe_code, reason = "madvise")]
+//! Pages that a process has and does not need again: of its own code, and of segments that it has left.
+// UNSAFETY: advises the kernel about mappings of the program's file, and replaces pages of mappings.
+#![expect(unsafe_code, reason = "madvise, and a mapping at a chosen address")]
 
 use std::fs;
 use std::io;
+use std::num::NonZeroUsize;
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::errno::Errno;
 
@@ -31,6 +34,32 @@ pub fn unmap_code() -> io::Result<u64> {
         unmapped += mapping.resident;
     }
     Ok(unmapped)
+}
+
+/// Replaces the pages of a mapping by private zeros. Its addresses stay valid, and the file's memory is not kept by it.
+///
+/// # Errors
+/// The error of `mmap(2)`; nothing has changed then.
+///
+/// ```
+/// let file = shmesh_sys::file::memfd("left", false)?;
+/// file.set_len(4096)?;
+/// let map = shmesh_sys::file::map(&file, 4096, false)?;
+/// shmesh_sys::file::write_at(&file, b"seen", 0)?;
+/// shmesh_sys::resident::discard(&map)?;
+/// // SAFETY: the addresses are still mapped, and nothing else uses them.
+/// assert_eq!(unsafe { map.as_ptr().cast::<[u8; 4]>().read() }, [0; 4]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn discard(map: &memmap2::MmapRaw) -> io::Result<()> {
+    let (address, len) = (NonZeroUsize::new(map.as_mut_ptr().addr()), NonZeroUsize::new(map.len()));
+    let Some(len) = len else { return Ok(()) };
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: the range of a mapping that lives as long as `map`. It can only be accessed by raw pointers, and by atomics
+    // over them, for which this is as if another process had written zeros.
+    unsafe { mmap_anonymous(address, len, access, flags) }?;
+    Ok(())
 }
 
 /// A mapping of the program's file.

@@ -10,7 +10,7 @@ use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
 use crate::cancel::{self, Step};
 use crate::config;
 use crate::guard::{guarded, unwinding};
-use crate::instance::{self, Instance, OpenInstance};
+use crate::instance::{self, Instance, Lookup, OpenInstance};
 use crate::log::{ordinary, say};
 use crate::tap::TapOutcome;
 use crate::types::{nv_ipc_config_t, nv_ipc_msg_t, nv_ipc_t};
@@ -85,22 +85,20 @@ where
     T: Copy,
 {
     unwinding(what, failed, || {
-        let Some(instance) = Instance::of(ipc) else {
-            no_instance(what, ipc);
-            return failed;
-        };
-        let open = instance.open();
-        let Some(open) = open.as_deref() else {
-            destroyed(what);
-            return failed;
-        };
-        match act(open) {
-            Ok(done) => done,
-            Err(failure) => {
+        Instance::call(ipc, |found| match found {
+            Lookup::Open(open) => act(open).unwrap_or_else(|failure| {
                 refused(what, &failure);
                 failed
+            }),
+            Lookup::Destroyed => {
+                destroyed(what);
+                failed
             }
-        }
+            Lookup::Unknown => {
+                no_instance(what, ipc);
+                failed
+            }
+        })
     })
 }
 

@@ -2,9 +2,16 @@
 //!
 //! An instance is an entry of a table that is never freed. So a pointer is valid if it points to an entry, and a call on a
 //! destroyed instance is detected, even while another thread destroys it.
+//!
+//! A call takes no lock of its instance: each thread keeps the state of the instances that it called last. An entry says
+//! which state is the current one, by a number that is never used twice. The state of a destroyed instance refuses every
+//! call, and stays in memory until each thread that has it makes another call or ends.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::backend::Backend;
@@ -23,7 +30,9 @@ pub(crate) const MAX_INSTANCES: usize = 64;
 pub(crate) struct Instance {
     /// The first field, so that its address is the instance's.
     api: nv_ipc_t,
-    /// Read by every call, and replaced as a whole.
+    /// The number of the creation that `open` is of; 0 while the instance is not open.
+    turn: AtomicUsize,
+    /// Replaced as a whole.
     open: RwLock<Option<Arc<OpenInstance>>>,
     /// The primary's configuration. Written while the entry is free; the application may change it later.
     config: ConfigCell,
@@ -35,6 +44,31 @@ pub(crate) struct OpenInstance {
     backend: Arc<dyn Backend>,
     pub(crate) forward: Forward,
     pub(crate) idle: IdleCalls,
+}
+
+/// Number of instances whose state a thread keeps.
+const KEPT: usize = 8;
+
+/// An instance, the number of its creation, and its state.
+type CalledInstance = Option<(&'static Instance, usize, Arc<OpenInstance>)>;
+
+thread_local! {
+    /// The instances that this thread called last, each at its [`kept_at`].
+    static CALLED: [RefCell<CalledInstance>; KEPT] = const { [const { RefCell::new(None) }; KEPT] };
+}
+
+/// Where a thread keeps the instance that is at this address.
+fn kept_at(ipc: *const nv_ipc_t) -> usize {
+    // Entries are adjacent, and about as long as this.
+    (ipc.addr() >> size_of::<Instance>().ilog2()) % KEPT
+}
+
+/// The result of a search for the instance that a pointer names.
+pub(crate) enum Lookup<'a> {
+    Open(&'a OpenInstance),
+    Destroyed,
+    /// The pointer does not point to an instance.
+    Unknown,
 }
 
 impl OpenInstance {
@@ -66,8 +100,8 @@ unsafe impl Sync for ConfigCell {}
 #[derive(Debug)]
 struct Register {
     /// For each entry, the name and the sequence number of its creation.
-    taken: [Option<(String, u64)>; MAX_INSTANCES],
-    turns: u64,
+    taken: [Option<(String, usize)>; MAX_INSTANCES],
+    turns: usize,
     /// Where to look for a free entry. The entry that was freed last is reused last, so that stale pointers are detected.
     next: usize,
 }
@@ -90,6 +124,7 @@ fn places_for(api: &nv_ipc_t) -> &'static [Instance] {
     PLACES.get_or_init(|| {
         let place = |_| Instance {
             api: *api,
+            turn: AtomicUsize::new(0),
             open: RwLock::new(None),
             config: ConfigCell(std::cell::UnsafeCell::new(nv_ipc_config_t::zeroed())),
         };
@@ -113,10 +148,58 @@ impl Instance {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs `act` with the state of the instance that `ipc` points to. If another thread destroys the instance meanwhile, the
+    /// backend refuses what `act` has not begun.
+    #[inline(always)]
+    pub(crate) fn call<T>(ipc: *const nv_ipc_t, act: impl FnOnce(Lookup<'_>) -> T) -> T {
+        let mut act = Some(act);
+        let done = CALLED.try_with(|called| {
+            let kept = called[kept_at(ipc)].try_borrow().ok()?;
+            let (instance, turn, open) = kept.as_ref()?;
+            let is_current = std::ptr::eq(*instance, ipc.cast()) && instance.turn.load(Acquire) == *turn;
+            act.take_if(|_| is_current).map(|act| act(Lookup::Open(open)))
+        });
+        match (done, act) {
+            (Ok(Some(done)), _) => done,
+            (_, Some(act)) => Self::first_call(ipc, act),
+            (_, None) => unreachable!("`act` has run, and `done` has what it returned"),
+        }
+    }
+
+    /// As [`call`](Self::call), for the first call of a thread, or a call that fails.
+    #[cold]
+    fn first_call<T>(ipc: *const nv_ipc_t, act: impl FnOnce(Lookup<'_>) -> T) -> T {
+        let Some(instance) = Self::of(ipc) else { return act(Lookup::Unknown) };
+        let (turn, open) = {
+            let open = instance.open();
+            // Changed only with the lock held.
+            (instance.turn.load(Acquire), open.as_ref().map(Arc::clone))
+        };
+        let Some(open) = open else { return act(Lookup::Destroyed) };
+        if open.backend.may_linger() {
+            instance.keep(Some((instance, turn, Arc::clone(&open))));
+        }
+        act(Lookup::Open(&open))
+    }
+
+    /// Makes this thread keep the state of this instance, or nothing in its place.
+    fn keep(&self, kept: CalledInstance) {
+        // What was kept before is dropped last: the end of a link takes long.
+        let before = CALLED.try_with(|called| {
+            let mut place = called[kept_at(std::ptr::from_ref(self).cast())].try_borrow_mut().ok()?;
+            Some(std::mem::replace(&mut *place, kept))
+        });
+        drop(before);
+    }
+
     /// Closes the instance. Returns `false` if it was not open.
     pub(crate) fn close(&self) -> bool {
-        let open = self.open.write().unwrap_or_else(PoisonError::into_inner).take();
+        let mut place = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        self.turn.store(0, Release);
+        let open = place.take();
+        drop(place);
         let Some(open) = open else { return false };
+        self.keep(None);
         // Without the lock: detaching from a link takes long, and peers may have to be notified.
         open.forward.close();
         open.close();
@@ -182,8 +265,10 @@ pub(crate) fn open(
     if backend.can_copy() {
         forward.start_as_configured(&config.debug_configs);
     }
-    *instance.open.write().unwrap_or_else(PoisonError::into_inner) =
-        Some(Arc::new(OpenInstance { backend, forward, idle: IdleCalls::default() }));
+    let mut place = instance.open.write().unwrap_or_else(PoisonError::into_inner);
+    *place = Some(Arc::new(OpenInstance { backend, forward, idle: IdleCalls::default() }));
+    instance.turn.store(turn, Release);
+    drop(place);
     instance.handle()
 }
 

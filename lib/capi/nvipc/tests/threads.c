@@ -2,6 +2,8 @@
 
 #include "check.h"
 
+#include <dirent.h>
+
 #define SENDERS 2
 #define RECEIVERS 2
 #define EACH 2000
@@ -224,9 +226,90 @@ static void cancel_threads(void)
     __atomic_store_n(&waiting, 0, __ATOMIC_RELEASE);
 }
 
+#define CALLERS 2
+static nv_ipc_t *current;
+static int round_of_calls, callers_paused;
+
+/* Calls whatever instance there is, also while it is destroyed: each call is made or refused. */
+static void *calls_on(void *unused)
+{
+    (void)unused;
+    for (int paused = 0, now = 0; now >= 0;) {
+        nv_ipc_t *ipc = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+        nv_ipc_msg_t msg = {.data_pool = -1, .msg_len = 1};
+        if (ipc->tx_allocate(ipc, &msg, 0) == 0 && nv_ipc_shm_send_loopback(ipc, &msg) != 0)
+            ipc->tx_release(ipc, &msg);
+        if (ipc->rx_recv_msg(ipc, &msg) == 0)
+            ipc->rx_release(ipc, &msg);
+        now = __atomic_load_n(&round_of_calls, __ATOMIC_ACQUIRE);
+        /* In odd rounds all pause. */
+        if (now > paused && now % 2 == 1) {
+            paused = now;
+            __atomic_fetch_add(&callers_paused, 1, __ATOMIC_ACQ_REL);
+            while (__atomic_load_n(&round_of_calls, __ATOMIC_ACQUIRE) == now)
+                sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static int descriptors(void)
+{
+    DIR *open_ones = opendir("/proc/self/fd");
+    int count = 0;
+    CHECK(open_ones != NULL);
+    while (readdir(open_ones) != NULL)
+        count++;
+    closedir(open_ones);
+    return count;
+}
+
+static int is_mapped(const char *name)
+{
+    char line[4096];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    int found = 0;
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof(line), maps) != NULL)
+        found |= strstr(line, name) != NULL;
+    fclose(maps);
+    return found;
+}
+
+/* Instances are destroyed beside calls of threads that live on, and their memory is given back at once. */
+static void destroy_beside_calls(void)
+{
+    pthread_t threads[CALLERS];
+    const char *layout = getenv("SHMESH_NVIPC_LAYOUT");
+    int before = descriptors(), is_nvipc = layout != NULL && strcmp(layout, "nvipc") == 0;
+    current = opened("beside", NV_IPC_MODULE_PRIMARY);
+    for (int i = 0; i < CALLERS; i++)
+        CHECK(pthread_create(&threads[i], NULL, calls_on, NULL) == 0);
+    for (int i = 1; i <= 12; i++) {
+        usleep(2000);
+        nv_ipc_t *ipc = current;
+        CHECK(ipc->ipc_destroy(ipc) == 0);
+        nv_ipc_msg_t msg = {.data_pool = -1};
+        CHECK(ipc->tx_allocate(ipc, &msg, 0) == -1 && ipc->rx_recv_msg(ipc, &msg) == -1);
+        __atomic_store_n(&round_of_calls, 2 * i - 1, __ATOMIC_RELEASE);
+        while (__atomic_load_n(&callers_paused, __ATOMIC_ACQUIRE) < CALLERS * i)
+            sched_yield();
+        CHECK(!is_mapped("beside_"));
+        /* A thread of the library ends a moment later. In NVIPC's layout the callers keep some eventfds until their next call. */
+        while (!is_nvipc && descriptors() > before)
+            usleep(1000);
+        if (i < 12)
+            __atomic_store_n(&current, opened("beside", NV_IPC_MODULE_PRIMARY), __ATOMIC_RELEASE);
+        __atomic_store_n(&round_of_calls, i < 12 ? 2 * i : -1, __ATOMIC_RELEASE);
+    }
+    for (int i = 0; i < CALLERS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
 int main(void)
 {
     begin();
+    destroy_beside_calls();
     phy = opened("threads", NV_IPC_MODULE_PRIMARY);
     mac = opened("threads", NV_IPC_MODULE_SECONDARY);
     pthread_t threads[SENDERS + RECEIVERS + 1];

@@ -36,7 +36,7 @@ pub(super) struct Pool {
     pub(super) held: HeldBuffers,
     /// Address of the first buffer; `None` for buffers in device memory.
     pub(super) base: Option<NonNull<u8>>,
-    #[expect(dead_code, reason = "keeps the mapping that `base` points into")]
+    /// The mapping that `base` points into.
     pub(super) memory: Arc<Memory>,
 }
 
@@ -138,21 +138,34 @@ impl Shared {
     /// Starts a call that changes shared memory.
     #[inline]
     pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let entered = self.enter_to_receive()?;
-        if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(entered) }
+        let entered = self.calls.read().unwrap_or_else(PoisonError::into_inner);
+        self.check_open_to_send().map(|()| entered)
     }
 
     /// Starts a call that still works after the primary has ended.
     #[inline]
     pub(super) fn enter_to_receive(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let entered = self.calls.read().unwrap_or_else(PoisonError::into_inner);
-        if self.closed.load(Relaxed) {
+        self.check_open().map(|()| entered)
+    }
+
+    /// Returns an error if the endpoint is closed, or the link has ended by a dump.
+    #[inline]
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Acquire) {
             return Err(Error::Closed);
         }
         if self.dumping[0].load(Relaxed) != 0 {
             return Err(Error::Dumped);
         }
-        Ok(entered)
+        Ok(())
+    }
+
+    /// As [`check_open`](Self::check_open), and if the primary has ended.
+    #[inline]
+    pub(super) fn check_open_to_send(&self) -> Result<()> {
+        self.check_open()?;
+        if self.is_over() { Err(Error::PrimaryEnded) } else { Ok(()) }
     }
 
     pub(super) fn alone(&self) -> RwLockWriteGuard<'_, ()> {
@@ -330,6 +343,13 @@ impl Shared {
             let held: Vec<_> = pool.held.all().collect();
             held.into_iter().for_each(|index| pool.return_to_list(index));
         }
+    }
+
+    /// Gives the memory of all segments back, while no call runs and after `closed` is set.
+    pub(super) fn discard(&self) {
+        self.pools.iter().flatten().for_each(|pool| pool.memory.discard());
+        self.infos.memory().discard();
+        self.times.memory().discard();
     }
 
     /// Returns parked buffers: of all pools if nothing was released since `before`, otherwise of the pools whose free

@@ -126,12 +126,12 @@ impl Endpoint {
     /// [`Closed`](Error::Closed), [`PrimaryEnded`](Error::PrimaryEnded), [`Dumped`](Error::Dumped).
     pub fn allocate(&self, pool: Option<PoolId>) -> Result<Buffers> {
         let shared = &*self.shared;
-        let _entered = shared.enter()?;
         let data_pool = match pool {
             None => None,
             Some(pool) => Some(shared.data_pool(pool)?),
         };
         let msg_pool = shared.msg_pool();
+        let _entered = shared.enter()?;
         let msg = take_free(msg_pool)?;
         let data = match data_pool.map(take_free).transpose() {
             Ok(index) => index.zip(pool).map(|(index, pool)| DataBuffer { pool, index }),
@@ -260,6 +260,37 @@ impl Endpoint {
             return Err(Error::Queue { what: "the ring to the peer" });
         }
         Ok(())
+    }
+
+    /// Whether [`receive`](Self::receive) would have returned no message at some time during this call. It takes no lock, for
+    /// callers that poll. `false` says nothing.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+    /// # let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
+    /// # let (phy, mac) = (options.create("nvipc", pools)?, options.attach("nvipc")?);
+    /// # use shmesh_nvipc_wire::Message;
+    /// assert!(mac.has_no_message());
+    /// phy.send(Message { msg_id: 1, cell_id: 0, msg_len: 0, data_len: 0, buffers: phy.allocate(None)? })?;
+    /// assert!(!mac.has_no_message());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn has_no_message(&self) -> bool {
+        self.shared.rx().is_empty_now() && self.shared.check_open_to_send().is_ok()
+    }
+
+    /// Whether [`allocate`](Self::allocate) would have found one of its pools empty at some time during this call. As
+    /// [`has_no_message`](Self::has_no_message).
+    #[must_use]
+    #[inline]
+    pub fn empty_pool(&self, data: Option<PoolId>) -> Option<PoolId> {
+        let pools = [Some(PoolId::CpuMsg), data].into_iter().flatten();
+        let mut pools = pools.filter_map(|id| self.shared.pools[id.index()].as_ref());
+        let empty = pools.find(|pool| pool.is_empty_now())?;
+        self.shared.check_open_to_send().is_ok().then_some(empty.id)
     }
 
     /// Receives the next message, if there is one. The caller holds its buffers until it releases or forwards them.
@@ -473,8 +504,8 @@ impl Endpoint {
 
     /// Closes the endpoint: its buffers are released, calls that wait return, and a primary removes the files.
     ///
-    /// Later calls fail with [`Closed`](Error::Closed). Addresses stay mapped until the endpoint is dropped. Dropping also
-    /// closes.
+    /// Later calls fail with [`Closed`](Error::Closed). Addresses stay mapped until the endpoint is dropped, and show zeros.
+    /// Dropping also closes.
     pub fn close(&self) {
         let shared = &*self.shared;
         {
@@ -485,6 +516,7 @@ impl Endpoint {
             if !shared.is_over() {
                 shared.release_all();
             }
+            shared.discard();
             let _ = eventfd::post(&shared.closing);
         }
         // The listener ends with its thread. Until the files are removed, no other process may take them for stale.
@@ -533,10 +565,19 @@ fn take_free(pool: &Pool) -> Result<u32> {
             Err(_) => return Err(Error::Queue { what: "a list of free buffers" }),
         }
     }
-    Err(Error::Empty { pool: pool.id, len: pool.config.pool_len })
+    Err(pool.empty())
 }
 
 impl Pool {
+    fn empty(&self) -> Error {
+        Error::Empty { pool: self.id, len: self.config.pool_len }
+    }
+
+    /// Whether there was no buffer to allocate at some time during this call.
+    fn is_empty_now(&self) -> bool {
+        !self.held.has_parked() && self.free.is_empty_now()
+    }
+
     /// Releases a buffer of ours: parks it for our next allocation, or returns it to the list of both sides.
     fn put_back(&self, index: u32) {
         if !self.held.park(index) {

@@ -26,6 +26,8 @@ use super::{
 
 /// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
 const SEARCH: Duration = Duration::from_millis(10);
+/// Number of calls that find no free buffer, per look at the clock.
+const LOOK_EVERY: u32 = 16;
 
 /// How long the signal of a consumed post may be delayed. A later signal counts as one without a post: the peer may have
 /// died in between, or have posted before the descriptor existed.
@@ -77,9 +79,8 @@ pub struct LinkBackend {
     asleep: Mutex<usize>,
     all_up: Condvar,
     closed: AtomicBool,
-    /// Readable once the endpoint is closed: the read end of the pipe that `close` writes to.
-    over: PipeReader,
-    end: PipeWriter,
+    /// Readable once the endpoint is closed, when `close` writes to the other end. Until no thread sleeps any more.
+    over: Mutex<Option<(PipeReader, PipeWriter)>>,
 }
 
 /// A thread that sleeps on a handle of its own.
@@ -121,6 +122,8 @@ struct Endpoint {
     early: u32,
     late: LateSignals,
     searched: Option<Instant>,
+    /// Number of calls that found no free buffer, modulo 2^32.
+    refused: u32,
     link: PinnedLink,
 }
 
@@ -191,7 +194,7 @@ impl LinkBackend {
         let devices = DeviceMemory::all(&link, maker)?;
         let locked =
             device::locked(&link, devices.iter().flatten().map(DeviceMemory::ordinal).fold(gpu, c_int::max));
-        let (over, end) = std::io::pipe().map_err(|error| {
+        let over = std::io::pipe().map_err(|error| {
             Failure::Refused(format!("link {}: cannot create a pipe: {error}", link.name()))
         })?;
         let mut pools = [None; PoolId::COUNT];
@@ -212,15 +215,19 @@ impl LinkBackend {
                 early: 0,
                 late: LateSignals::default(),
                 searched: None,
+                refused: 0,
                 link: PinnedLink::new(link),
             })),
             sleepers: Mutex::new(Vec::new()),
             asleep: Mutex::new(0),
             all_up: Condvar::new(),
             closed: AtomicBool::new(false),
-            over,
-            end,
+            over: Mutex::new(Some(over)),
         })
+    }
+
+    fn over(&self) -> MutexGuard<'_, Option<(PipeReader, PipeWriter)>> {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Endpoint>> {
@@ -372,12 +379,17 @@ impl Endpoint {
         match take() {
             Ok(loan) => Ok(loan),
             Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
-                let _uncancelled = Uncancelled::new();
-                // Dead participants may hold the missing buffers, and there may be no other process to recover them.
+                // Dead participants may hold the missing buffers, and there may be no other process to recover them. A caller
+                // that polls does little else, so it does not read the clock each time.
+                self.refused = self.refused.wrapping_add(1);
+                if self.searched.is_some() && !self.refused.is_multiple_of(LOOK_EVERY) {
+                    return Err(failed(&error));
+                }
                 let now = Instant::now();
                 if self.searched.is_some_and(|before| now.duration_since(before) < SEARCH) {
                     return Err(failed(&error));
                 }
+                let _uncancelled = Uncancelled::new();
                 self.searched = Some(now);
                 if link.recover().is_ok_and(|done| done.participants > 0) {
                     return take().map_err(|error| failed(&error));
@@ -702,7 +714,10 @@ impl Backend for LinkBackend {
             let _ = backend.with(Endpoint::take_signal_of_post);
             return Ok(None);
         };
-        Ok(Some(Sleep { fds: [bell, backend.over.as_raw_fd()], guard: Box::new(asleep) }))
+        // Open until this sleep ends, because `asleep` counts it.
+        let over =
+            backend.over().as_ref().map(|(over, _)| over.as_raw_fd()).ok_or_else(|| backend.was_closed())?;
+        Ok(Some(Sleep { fds: [bell, over], guard: Box::new(asleep) }))
     }
 
     fn fd(&self) -> Result<c_int> {
@@ -779,16 +794,27 @@ impl Backend for LinkBackend {
         )))
     }
 
+    /// The link ends in `close`. Memory of a GPU and locked pages end with this value.
+    fn may_linger(&self) -> bool {
+        self.locked.is_empty() && self.devices.iter().all(Option::is_none)
+    }
+
     fn close(&self) {
-        if !self.closed.swap(true, Ordering::AcqRel) {
-            let _ = (&self.end).write(&[0]);
+        if !self.closed.swap(true, Ordering::AcqRel)
+            && let Some((_, end)) = self.over().as_mut()
+        {
+            let _ = end.write(&[0]);
         }
         let endpoint = self.lock().take();
         // Detaching may have to remove the link, so the lock is released first.
         drop(endpoint);
         // The link ends with its last handle, and the caller may end the process next.
         let asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.all_up.wait_while(asleep, |asleep| *asleep > 0));
+        let asleep =
+            self.all_up.wait_while(asleep, |asleep| *asleep > 0).unwrap_or_else(PoisonError::into_inner);
+        // With the lock held: a thread that begins to sleep finds this closed.
+        *self.over() = None;
+        drop(asleep);
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -249,6 +249,12 @@ pub trait Backend: Send + Sync + Debug {
         Err(Failure::Refused("messages of this transport cannot be copied for a tap".into()))
     }
 
-    /// Wakes all calls that wait, and releases what this endpoint holds.
+    /// Whether this value may stay in memory for some time after [`close`](Self::close), because nothing of consequence is
+    /// left in it then.
+    fn may_linger(&self) -> bool {
+        false
+    }
+
+    /// Wakes all calls that wait, and releases what this endpoint holds. Calls that other threads make later fail.
     fn close(&self);
 }

@@ -129,6 +129,10 @@ impl Backend for WireBackend {
     }
 
     fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
+        // Without a lock, for programs that poll.
+        if let Some(empty) = self.endpoint.empty_pool(data) {
+            return Err(Failure::Exhausted(empty, self.endpoint.pool(empty).pool_len));
+        }
         allocated(self.endpoint.allocate(data).map_err(failed)?)
     }
 
@@ -141,6 +145,9 @@ impl Backend for WireBackend {
     }
 
     fn receive(&self) -> Result<Option<ReceivedMessage>> {
+        if self.endpoint.has_no_message() {
+            return Ok(None);
+        }
         self.endpoint.receive().map_err(failed)?.map(taken).transpose()
     }
 
@@ -221,6 +228,11 @@ impl Backend for WireBackend {
 
     fn ask_before_another(&self, agrees: Agrees) {
         *self.agrees.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(agrees);
+    }
+
+    /// `close` gives back the memory of the link.
+    fn may_linger(&self) -> bool {
+        true
     }
 
     fn close(&self) {
