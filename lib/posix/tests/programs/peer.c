@@ -137,18 +137,45 @@ static void churn(unsigned seed) {
     }
 }
 
-// As a server that died with its segments.
-static void many(int count, long bytes) {
+// As a server that died with its segments, of sizes from one to another: reserved, or with one page of memory each.
+static void many(int count, long first, long last, int is_sparse) {
     for (int i = 0; i < count; i++) {
         char name[64];
+        long bytes = first + (last - first) * i / (count - 1);
         snprintf(name, sizeof name, "/segment-%d", i);
         int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
-        CHECK(fd >= 0 && ftruncate(fd, bytes) == 0);
+        CHECK(fd >= 0 && (is_sparse ? pwrite(fd, "x", 1, bytes - 1) == 1 : ftruncate(fd, bytes) == 0));
         CHECK(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED);
         close(fd);
     }
     say("ready");
     told();
+}
+
+// Another user's memory: what its own files are not protected from, and what they are.
+static void intrude(void) {
+    FAILS(shm_open("/batch", O_CREAT | O_EXCL | O_RDWR, 0600), EEXIST);
+    int fd = WORKS(shm_open("/batch", O_CREAT | O_RDWR, 0600));
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0 && found.st_uid != geteuid());
+    FAILS(fchmod(fd, 0666), EPERM);
+    close(fd);
+    FAILS(shm_unlink("/batch"), EACCES);
+    FAILS(sem_unlink("/full"), EACCES);
+    FAILS(unlink(path_of("batch")), EPERM);
+    FAILS(rename(path_of("batch"), path_of("mine")), EPERM);
+    say("done");
+}
+
+// A process without that memory.
+static void stray(int error) {
+    for (const char **name = (const char *[]){"/batch", "batch", NULL}; *name; name++) {
+        FAILS(shm_open(*name, O_RDWR, 0), error);
+        FAILS(shm_open(*name, O_RDONLY, 0), error);
+    }
+    FAILS(sem_open("/full", 0) == SEM_FAILED ? -1 : 0, error);
+    FAILS(shmget(0x1234, 0, 0), error);
+    say("done");
 }
 
 int main(int argc, char **argv) {
@@ -168,7 +195,12 @@ int main(int argc, char **argv) {
     } else if (!strcmp(who, "churn")) {
         churn(atoi(argv[2]));
     } else if (!strcmp(who, "many")) {
-        many(atoi(argv[2]), atol(argv[3]));
+        CHECK(argc == 6);
+        many(atoi(argv[2]), atol(argv[3]), atol(argv[4]), !strcmp(argv[5], "sparse"));
+    } else if (!strcmp(who, "intrude")) {
+        intrude();
+    } else if (!strcmp(who, "stray")) {
+        stray(atoi(argv[2]));
     } else if (!strcmp(who, "create")) {
         int fd = shm_open(argv[2], O_CREAT | O_EXCL | O_RDWR, 0600);
         CHECK(fd >= 0 && ftruncate(fd, 4096) == 0 && sem_open(argv[2], O_CREAT, 0600, 1) != SEM_FAILED);

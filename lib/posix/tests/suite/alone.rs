@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use shmesh_testing::{LEGAL_QUANTITIES, files, ipc_dir, is_root, own_process_by, passed};
+use shmesh_testing::{LEGAL_QUANTITIES, files, ipc_dir, is_root, own_process_by, passed, succeed};
 
 use crate::program::{compile, left_after_collection, library, output, path, said, with_library};
 
@@ -21,6 +21,21 @@ fn posix_memory_has_group_bits_reserved_sizes_and_the_c_librarys_errors() {
 #[test]
 fn system_v_segments_are_files_of_the_directory() {
     run("sysv");
+}
+
+#[test]
+fn refused_calls_are_errors_that_leave_nothing_behind() {
+    let dir = ipc_dir();
+    assert_eq!(said(with_library(path("refused"), dir.path()).arg("calls")), "");
+    assert!(files(dir.path()).is_empty(), "{:?}", files(dir.path()));
+}
+
+#[test]
+#[ignore = "long: three calls that end after two seconds"]
+fn files_that_a_process_keeps_locked_are_an_error_and_no_hang() {
+    let dir = ipc_dir();
+    assert_eq!(said(with_library(path("refused"), dir.path()).arg("locked")), "");
+    assert!(files(dir.path()).is_empty(), "{:?}", files(dir.path()));
 }
 
 #[test]
@@ -255,6 +270,32 @@ fn static_program_is_not_affected() {
     for file in [made.clone(), Path::new("/dev/shm").join(format!("sem.{}", name.trim_start_matches('/')))] {
         std::fs::remove_file(file).unwrap();
     }
+}
+
+/// A program of musl finds no library where the path has `$LIB`, which only glibc replaces, and runs as without it.
+#[test]
+fn program_of_another_c_library_is_not_affected() {
+    if Command::new("musl-gcc").arg("--version").output().is_err() {
+        println!("skipped: no musl-gcc");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = "#include <stdio.h>\n#include <fcntl.h>\n#include <unistd.h>\n#include <sys/mman.h>\n#include <sys/stat.h>\n\
+                  int main(int n, char **names) { struct stat s; int fd = shm_open(names[1], O_CREAT | O_RDWR, 0600);\n\
+                  fstat(fd, &s); printf(\"%o\", s.st_mode & 07777); return shm_unlink(names[1]); }";
+    std::fs::write(folder.path().join("musl.c"), source).unwrap();
+    let program = folder.path().join("musl");
+    let mut compiler = Command::new("musl-gcc");
+    succeed(compiler.args(["-Werror", "-o"]).arg(&program).arg(folder.path().join("musl.c")));
+    let run = |preload: &Path| {
+        let name = format!("/shmesh-musl-{}", std::process::id());
+        output(Command::new(&program).arg(name).env("LD_PRELOAD", preload).env_remove("LD_LIBRARY_PATH"))
+    };
+    let ran = run(&library().parent().unwrap().join("$LIB/libshmesh_posix.so"));
+    assert!(ran.status.success() && ran.stderr.is_empty() && ran.stdout == b"600", "{ran:?}");
+    // The reason for `$LIB`.
+    let ended = run(&library());
+    assert!(!ended.status.success() && ended.stdout.is_empty(), "{ended:?}");
 }
 
 /// Debian's own programs, one process each: the second finds what the first made, and a third removes it.

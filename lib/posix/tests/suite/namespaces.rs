@@ -53,6 +53,27 @@ fn memory_and_semaphores_are_shared_by_two_users() {
     until("the leases of the killed process end", || left_after_collection(dir.path()).is_empty());
 }
 
+/// Users of a pool share its memory, and cannot remove each other's names; those of another pool see none of them, and a process without
+/// the pool's group cannot open any.
+#[test]
+fn names_of_other_users_and_pools_are_safe() {
+    if !is_root() {
+        return;
+    }
+    let (dir, other) = (pool(), pool());
+    let mut producer = RunningProgram::start(&mut pod(dir.path(), 1001, true, &[PEER, "produce"]));
+    producer.expect("ready");
+    let run = |dir: &Path, arguments: &[&str], group: u32| {
+        let mut command = pod(dir, 1002, true, arguments);
+        assert_eq!(crate::program::said(command.env("GROUP", group.to_string())), "done\n");
+    };
+    run(dir.path(), &[PEER, "intrude"], GROUP);
+    run(other.path(), &[PEER, "stray", &libc::ENOENT.to_string()], GROUP);
+    run(dir.path(), &[PEER, "stray", &libc::EACCES.to_string()], GROUP + 1);
+    assert_eq!(files(dir.path()), ["batch", "sem.empty", "sem.full"]);
+    producer.kill();
+}
+
 /// The reason for the library: without it, the second user may not open the file of the first.
 #[test]
 fn without_the_library_two_users_do_not_meet() {

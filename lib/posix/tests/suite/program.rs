@@ -29,7 +29,7 @@ pub(crate) fn folder() -> &'static Path {
         replace(&folder.join("libshmesh_posix.so"), |new| {
             std::fs::copy(test.with_file_name("libshmesh_posix.so"), new).unwrap();
         });
-        for program in ["memory", "names", "sysv", "room", "peer"] {
+        for program in ["memory", "names", "sysv", "room", "peer", "refused"] {
             let out = folder.join(program);
             let changed = |path: &Path| path.metadata().and_then(|found| found.modified()).ok();
             let sources =
