@@ -260,9 +260,38 @@ fn static_program_is_not_affected() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("static");
     compile("peer", &program, &["-static"]);
-    let name = format!("/shmesh-static-{}", std::process::id());
+    makes_memory_as_without_the_library("static", |dir| with_library(&program, dir));
+}
+
+/// The loader takes no library from the environment for it.
+#[test]
+fn setuid_program_is_not_affected() {
+    if !is_root() {
+        return;
+    }
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    // Where every user may run it. On a file system without setuid this would be any program.
+    let folder = tempfile::tempdir().unwrap();
+    mode(folder.path(), 0o755);
+    let program = folder.path().join("setuid");
+    compile("peer", &program, &[]);
+    let place = nix::sys::statvfs::statvfs(folder.path()).unwrap();
+    assert!(!place.flags().contains(nix::sys::statvfs::FsFlags::ST_NOSUID));
+    mode(&program, 0o4755);
+    makes_memory_as_without_the_library("setuid", |dir| {
+        let mut command = with_library("setpriv", dir);
+        command.args(["--reuid=1001", "--regid=1001", "--clear-groups"]).arg(&program);
+        command
+    });
+}
+
+/// Runs a program that makes memory and a semaphore.
+fn makes_memory_as_without_the_library(what: &str, command: impl Fn(&Path) -> Command) {
+    let name = format!("/shmesh-{what}-{}", std::process::id());
     let dir = ipc_dir();
-    assert_eq!(said(with_library(&program, dir.path()).args(["create", &name])), "");
+    assert_eq!(said(command(dir.path()).args(["create", &name])), "");
     assert!(files(dir.path()).is_empty());
     let made = Path::new("/dev/shm").join(name.trim_start_matches('/'));
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&made).unwrap().permissions());
