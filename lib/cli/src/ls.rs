@@ -1,5 +1,6 @@
 //! `shmesh ls`: the links of the IPC directory, and the memory of other programs in it.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Context;
@@ -10,7 +11,7 @@ use shmesh::inspect::{MemoryFile, Snapshot, View, memory_files, names};
 use shmesh_nvipc_wire::LinkSnapshot;
 
 use crate::args::{Dir, Output};
-use crate::open_files::{self, FileUsers};
+use crate::open_files::{self, Array, FileUsers};
 use crate::table::Table;
 use crate::{human, nvipc, people};
 
@@ -27,6 +28,9 @@ The second table lists files that belong to no link: shared memory of other prog
 segments of libshmesh_posix.so. USE is `leased` if a process uses the file, `stale` if none does (rm --stale removes it), and `unknown` if its
 users take no leases. PROCESSES have the file open or mapped, as far as this user and pid namespace can see them.
 
+With --arrays, a third table lists the arrays of the Python package shmesh, by their inodes: they are memory without a file, so those of
+all processes that this user and pid namespace can see are listed, whatever their directory.
+
 Examples:
   shmesh ls
   shmesh ls --dir /run/pool/blue
@@ -38,6 +42,9 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     dir: Dir,
+    /// List the arrays of the Python package too, of all visible processes
+    #[arg(long)]
+    arrays: bool,
     /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Text)]
     output: Output,
@@ -67,17 +74,21 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let files =
         memory_files(dir).with_context(|| format!("cannot read the IPC directory {}", dir.display()))?;
     let users = open_files::users(&files);
+    let arrays = args.arrays.then(open_files::arrays);
     match args.output {
         Output::Text => {
             text(args, &listed, out)?;
-            files_text(&files, &users, out)
+            files_text(&files, &users, out)?;
+            arrays.map_or(Ok(()), |arrays| arrays_text(&arrays, out))
         }
         Output::Json => {
             let links: Vec<Value> = listed.iter().map(link_json).collect();
-            serde_json::to_writer_pretty(
-                &mut *out,
-                &json!({ "dir": dir.to_string_lossy(), "links": links, "files": files_json(&files, &users) }),
-            )?;
+            let mut listed =
+                json!({ "dir": dir.to_string_lossy(), "links": links, "files": files_json(&files, &users) });
+            if let (Some(arrays), Some(listed)) = (arrays, listed.as_object_mut()) {
+                listed.insert("arrays".to_owned(), arrays_json(&arrays));
+            }
+            serde_json::to_writer_pretty(&mut *out, &listed)?;
             Ok(writeln!(out)?)
         }
     }
@@ -173,6 +184,39 @@ fn files_json(files: &[MemoryFile], users: &[FileUsers]) -> Vec<Value> {
         })
     };
     files.iter().zip(users).map(one).collect()
+}
+
+fn arrays_text(arrays: &BTreeMap<u64, Array>, out: &mut dyn Write) -> anyhow::Result<()> {
+    if arrays.is_empty() {
+        return Ok(writeln!(out, "no arrays")?);
+    }
+    let mut table = Table::new(&["ARRAY", ">SIZE", ">OWNER", ">AGE", "PROCESSES"]);
+    for (inode, array) in arrays {
+        table.row([
+            inode.to_string(),
+            human::bytes(array.bytes),
+            format!("{}:{}", array.user, array.group),
+            human::age(array.age),
+            array.users.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        ]);
+    }
+    writeln!(out)?;
+    Ok(table.print(0, out)?)
+}
+
+fn arrays_json(arrays: &BTreeMap<u64, Array>) -> Value {
+    let one = |(inode, array): (&u64, &Array)| {
+        json!({
+            "inode": inode,
+            "len": array.len,
+            "bytes": array.bytes,
+            "user": array.user,
+            "group": array.group,
+            "age_seconds": array.age.as_secs(),
+            "processes": array.users,
+        })
+    };
+    arrays.iter().map(one).collect()
 }
 
 /// The ring mode: `spsc`, `mpmc` or `broadcast`.

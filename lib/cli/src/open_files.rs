@@ -1,12 +1,13 @@
-//! Which processes have files open or mapped, as far as `/proc` shows them.
+//! Which processes have files and arrays open or mapped, as far as `/proc` shows them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use shmesh::inspect::MemoryFile;
+use shmesh::inspect::{ARRAY_MEMFD, MemoryFile};
 
 /// The process ids of one file's users, in this pid namespace.
 pub(crate) type FileUsers = Vec<u32>;
@@ -20,23 +21,69 @@ pub(crate) fn users(files: &[MemoryFile]) -> Vec<FileUsers> {
     let index: HashMap<(u64, u64), usize> =
         files.iter().enumerate().map(|(at, file)| (file.id, at)).collect();
     let names: HashSet<&OsStr> = files.iter().map(|file| file.name.as_os_str()).collect();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        // The links lead to the files themselves, also when they are mapped only.
-        for folder in ["fd", "map_files"] {
-            for at in files_in(&entry.path().join(folder), &names, &index) {
-                if let Some(of_file) = users.get_mut(at)
-                    && !of_file.contains(&pid)
-                {
-                    of_file.push(pid);
-                }
+    for (pid, folder) in folders() {
+        for at in files_in(&folder, &names, &index) {
+            if let Some(of_file) = users.get_mut(at) {
+                add(of_file, pid);
             }
         }
     }
     users.iter_mut().for_each(|users| users.sort_unstable());
     users
+}
+
+/// The folders of each process whose links lead to its files, also to those that it only has mapped.
+fn folders() -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbered = entries.filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, entry.path()))
+    });
+    numbered.flat_map(|(pid, path)| ["fd", "map_files"].map(|folder| (pid, path.join(folder))))
+}
+
+fn add(users: &mut FileUsers, pid: u32) {
+    if !users.contains(&pid) {
+        users.push(pid);
+    }
+}
+
+/// The memory of one array of the Python package: a memfd, which is in no directory, so that it is found at its users.
+pub(crate) struct Array {
+    pub(crate) len: u64,
+    pub(crate) bytes: u64,
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+    pub(crate) age: Duration,
+    pub(crate) users: FileUsers,
+}
+
+/// The arrays of all processes that this user may look into, by their inodes.
+pub(crate) fn arrays() -> BTreeMap<u64, Array> {
+    let mut arrays = BTreeMap::new();
+    let (now, name) = (SystemTime::now(), format!("/memfd:{ARRAY_MEMFD} (deleted)"));
+    for (pid, folder) in folders() {
+        for link in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            if std::fs::read_link(link.path()).is_ok_and(|target| target == Path::new(&name))
+                && let Ok(found) = std::fs::metadata(link.path())
+            {
+                let array = arrays.entry(found.ino()).or_insert_with(|| Array {
+                    len: found.len(),
+                    bytes: found.blocks() * 512,
+                    user: found.uid(),
+                    group: found.gid(),
+                    age: found
+                        .modified()
+                        .ok()
+                        .and_then(|then| now.duration_since(then).ok())
+                        .unwrap_or_default(),
+                    users: FileUsers::new(),
+                });
+                add(&mut array.users, pid);
+            }
+        }
+    }
+    arrays
 }
 
 /// The directory may have another path where the process is, so names are compared first. Files with others are not asked: they

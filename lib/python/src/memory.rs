@@ -113,7 +113,7 @@ fn create(len: usize, readers_write: bool) -> PyResult<Mapping> {
         false => system("create shared memory", &source),
     };
     let make = || -> io::Result<Mapping> {
-        let file = memfd("shmesh-array", false)?;
+        let file = memfd(shmesh::inspect::ARRAY_MEMFD, false)?;
         file.set_len(len as u64)?;
         reserve(&file, len as u64)?;
         let mapping = Mapping::of_file(file, len, true, true)?;

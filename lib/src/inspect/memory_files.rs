@@ -13,6 +13,9 @@ use super::remains::kind_of;
 use super::segments::{MAX_ENTRIES, names};
 use crate::config::LinkName;
 
+/// The name of the memfds that are arrays of the Python package, as `/proc` shows it.
+pub const ARRAY_MEMFD: &str = "shmesh-array";
+
 /// The kind of memory that a file holds, by its name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]

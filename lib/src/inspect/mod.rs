@@ -35,7 +35,8 @@ mod snapshot;
 mod tap;
 
 pub use memory_files::{
-    FileRemoval, FileUse, MemoryFile, MemoryKind, StaleFile, memory_files, remove_stale, stale_files,
+    ARRAY_MEMFD, FileRemoval, FileUse, MemoryFile, MemoryKind, StaleFile, memory_files, remove_stale,
+    stale_files,
 };
 pub use remains::{Remains, unused_names};
 pub use segments::{PoolView, View, names};

@@ -1,6 +1,7 @@
 //! The real command, as users and scripts call it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -289,6 +290,35 @@ fn memory_of_other_programs_is_listed_and_removed_when_stale() {
     assert!(out.contains("kept    psm_leased: a process uses it") && out.contains("1 file removed"), "{out}");
     assert_eq!(files(dir), ["psm_leased", "unmarked"]);
     drop(leased);
+}
+
+/// Memory without a file, as the Python package makes it: found at the processes that have it open or only mapped.
+#[test]
+fn arrays_are_listed_with_their_owner_and_users() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = |bytes: u64| {
+        let file = shmesh_sys::file::memfd(shmesh::inspect::ARRAY_MEMFD, false).unwrap();
+        shmesh_sys::file::reserve(&file, bytes).unwrap();
+        file
+    };
+    let (open, mapped) = (make(8192), make(12288));
+    let inode = |file: &fs::File| file.metadata().unwrap().ino();
+    let (open_inode, mapped_inode) = (inode(&open), inode(&mapped));
+    let mapping = shmesh_sys::file::map(&mapped, 12288, false).unwrap();
+    drop(mapped);
+    let listed = json(dir.path(), &["ls", "--arrays", "--output", "json"]);
+    let me = std::process::id();
+    for (inode, bytes) in [(open_inode, 8192), (mapped_inode, 12288)] {
+        let all = listed["arrays"].as_array().unwrap();
+        let array =
+            all.iter().find(|array| array["inode"] == inode).unwrap_or_else(|| panic!("{inode}: {all:?}"));
+        assert_eq!((&array["bytes"], &array["len"]), (&bytes.into(), &bytes.into()));
+        assert_eq!(array["user"], nix::unistd::geteuid().as_raw());
+        assert!(array["processes"].as_array().unwrap().contains(&me.into()), "{array}");
+    }
+    assert!(ok(dir.path(), &["ls", "--arrays"]).contains(&open_inode.to_string()));
+    assert!(json(dir.path(), &["ls", "--output", "json"]).get("arrays").is_none());
+    drop(mapping);
 }
 
 /// Buffers of such a demo are not released, so pools this small run out of them.

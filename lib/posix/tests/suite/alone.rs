@@ -147,6 +147,8 @@ fn full_file_system_is_an_error_and_not_a_bus_error() {
         );
         let without = output(Command::new(&room).arg((2 << 20).to_string()));
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&without.status), Some(libc::SIGBUS));
+        // So that the directory can be removed.
+        assert!(Command::new("umount").arg("/dev/shm").arg(dir.path()).status().unwrap().success());
     });
     if let Some(output) = ran {
         assert!(passed(&output), "{}", output.status);
