@@ -1,5 +1,6 @@
 // POSIX shared memory and files of the IPC directory, in one process and its children.
 #include "check.h"
+#include <ucontext.h>
 
 static void modes(void) {
     umask(022);
@@ -235,6 +236,62 @@ static void slow_collector(void) {
     }
 }
 
+#ifdef __x86_64__
+// A collector that removes the name between the opening of a file and its lease: the lock is a trap, in which the name goes away.
+#define OURS 0x5EED
+static const char *trapped;
+static int traps;
+
+static void on_trap(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+    if (traps++ == 0) {
+        CHECK(unlink(trapped) == 0);
+    }
+    long result = syscall(SYS_fcntl, registers[REG_RDI], registers[REG_RSI], registers[REG_RDX], OURS);
+    registers[REG_RAX] = result < 0 ? -errno : result;
+}
+
+static void collector_before_the_lease(void) {
+    // The name of a file with one name, of one with two, and one that is made again.
+    for (int kind = 0; kind < 3; kind++) {
+        pid_t child = fork();
+        if (child == 0) {
+            close(WORKS(shm_open("/lost", O_CREAT | O_EXCL | O_RDWR, 0600)));
+            CHECK(kind != 1 || link(path_of("lost"), path_of("second")) == 0);
+            trapped = path_of("lost");
+            struct sigaction action = {.sa_sigaction = on_trap, .sa_flags = SA_SIGINFO};
+            CHECK(sigaction(SIGSYS, &action, NULL) == 0);
+            struct sock_filter code[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 5),
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_OFD_SETLK, 0, 3),
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[3])),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, OURS, 1, 0),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+            };
+            struct sock_fprog program = {.len = sizeof code / sizeof *code, .filter = code};
+            CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+            if (kind < 2) {
+                FAILS(shm_open("/lost", O_RDWR, 0), ENOENT);
+            } else {
+                struct stat ours, there;
+                int fd = WORKS(shm_open("/lost", O_CREAT | O_RDWR, 0600));
+                CHECK(fstat(fd, &ours) == 0 && stat(path_of("lost"), &there) == 0 && ours.st_ino == there.st_ino);
+            }
+            CHECK(traps > 0);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        unlink(path_of("second"));
+        shm_unlink("/lost");
+    }
+}
+#endif
+
 // A file system or a sandbox that cannot rename without replacing.
 static void without_rename(void) {
     pid_t child = fork();
@@ -447,6 +504,9 @@ int main(void) {
     other_paths();
     other_ways();
     slow_collector();
+#ifdef __x86_64__
+    collector_before_the_lease();
+#endif
     without_rename();
     sizes();
     locks();
