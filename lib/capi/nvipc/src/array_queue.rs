@@ -128,7 +128,7 @@ pub unsafe extern "C" fn array_queue_open(
             get_next,
             name,
             queue,
-            idle: IdleCalls::default(),
+            idle: IdleCalls::new(),
         }))
     })
 }

@@ -266,7 +266,7 @@ pub(crate) fn open(
         forward.start_as_configured(&config.debug_configs);
     }
     let mut place = instance.open.write().unwrap_or_else(PoisonError::into_inner);
-    *place = Some(Arc::new(OpenInstance { backend, forward, idle: IdleCalls::default() }));
+    *place = Some(Arc::new(OpenInstance { backend, forward, idle: IdleCalls::new() }));
     instance.turn.store(turn, Release);
     drop(place);
     instance.handle()

@@ -241,14 +241,25 @@ fn cmake_finds_the_installed_packages() {
     run(&build.join("by_shmesh"), &[], "");
 }
 
-#[test]
-#[ignore = "long: sixteen threads and eight busy loops on few cores"]
-fn more_threads_than_cores_make_progress() {
+/// Runs eight threads on each side for this long, with busy loops beside them, in both layouts.
+#[track_caller]
+fn stress(milliseconds: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled("cc", "stress", &["-std=c11", "-O2"], folder.path());
     for layout in ["", "nvipc"] {
-        run(&program, &[], layout);
+        run(&program, &[milliseconds], layout);
     }
+}
+
+#[test]
+fn more_threads_than_cores_make_progress() {
+    stress("300");
+}
+
+#[test]
+#[ignore = "long: sixteen threads and eight busy loops on few cores"]
+fn no_thread_starves_with_more_threads_than_cores() {
+    stress("10000");
 }
 
 #[test]
