@@ -7,6 +7,8 @@ import pickle
 import select
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -492,6 +494,28 @@ def test_a_writer_that_dies_or_closes_wakes_readers() -> None:
     with shmesh.MessageQueue.attach("other") as reader:
         with later(0.2, queue.close), pytest.raises(EOFError):
             reader.dequeue()
+
+
+def test_all_killed_leaves_no_memory(ipc: Path) -> None:
+    """Writer and reader at once, with objects in the queue and in hands; the next queue of that name removes what has no bytes."""
+    script = """
+import numpy as np, os, shmesh, signal
+queue = shmesh.MessageQueue(1 << 20, readers=1, name="gone")
+if os.fork() == 0:
+    reader = shmesh.MessageQueue.attach("gone")
+    held = reader.dequeue(copy=False)
+    os.killpg(0, signal.SIGKILL)
+for _ in range(9):
+    queue.enqueue(np.zeros(1 << 17))
+signal.pause()
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=WATCHDOG, start_new_session=True)
+    left = {entry.name.partition("-")[0]: entry.stat().st_blocks for entry in os.scandir(ipc)}
+    assert set(left) <= {"gone.broker", "gone.lock"} and set(left.values()) <= {0}
+    with pytest.raises(shmesh.NotFound):
+        shmesh.MessageQueue.attach("gone")
+    shmesh.MessageQueue(1000, name="gone").close()
+    assert os.listdir(ipc) == []
 
 
 def test_closing_a_queue_ends_what_waits_in_it() -> None:

@@ -5,6 +5,7 @@ It is a broadcast link. Readers send one message the other way when they attach:
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import _array
-from ._errors import Denied, Exhausted, Invalid, NotFound, PeerDied, Timeout, TooLong
+from ._errors import Denied, Error, Exhausted, Invalid, NotFound, PeerDied, Timeout, TooLong
 from ._link import Link, PeerEvent
 from ._objects import PLAIN_SCALARS, Parts, read
 from ._shmesh import Message
@@ -96,6 +97,8 @@ class MessageQueue:
             ring_len=2 * depth,
             ring_mode="broadcast",
             slow="wait",
+            # Gone with the last process, however it ends.
+            backing="memfd",
             spin_us=spin_us,
             file_mode=mode,
             directory=self.directory,
@@ -160,9 +163,11 @@ class MessageQueue:
         return bool(self._writers)
 
     def _is_own(self) -> bool:
-        """Whether only processes of this user can write the queue."""
+        """Whether only processes of this user can write the queue: its memory has no name, and is given to those that may connect to a
+        socket beside its lock file.
+        """
         with os.scandir(self.directory) as entries:
-            files = [entry.stat(follow_symlinks=False) for entry in entries if entry.name.startswith(f"{self.name}_")]
+            files = [entry.stat(follow_symlinks=False) for entry in entries if entry.name.startswith((f"{self.name}.", f"{self.name}_"))]
         return bool(files) and all(file.st_uid == os.geteuid() and not file.st_mode & 0o022 for file in files)
 
     def __reduce__(self) -> Any:
@@ -386,6 +391,10 @@ class MessageQueue:
             else:
                 self._writers.pop(event.seat, None)
                 self._dead_writer = None if event.kind == "detached" else event.pid
+                # That process may have been the one that hands the memory to newcomers, which get it from here then; unless this
+                # one may not, in another user's directory.
+                with contextlib.suppress(Error):
+                    self._link.become_host()
 
     def close(self) -> None:
         """Detaches from the queue. Arrays of objects that were not copied keep their memory."""
