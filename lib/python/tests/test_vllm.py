@@ -105,6 +105,58 @@ def test_queues_with_readers_elsewhere_stay_vllms() -> None:
     assert queue.sent == "x" and adapter.create_from_handle(queue.export_handle(), 1) == "a reader of the original"
 
 
+@dataclasses.dataclass
+class SglangHandle:
+    connect_ip: str
+    local_reader_ranks: list[int] = dataclasses.field(default_factory=list)
+    buffer: Any = None
+    local_subscribe_port: int | None = None
+
+
+class SglangOriginal:
+    """Its methods take no time limits."""
+
+    def __init__(self, n_reader: int, n_local_reader: int, local_reader_ranks: Any = None, *others: Any) -> None:
+        self.handle = SglangHandle("10.0.0.1", [], object())
+
+    def export_handle(self) -> SglangHandle:
+        return self.handle
+
+    @staticmethod
+    def create_from_handle(handle: SglangHandle, rank: int) -> str:
+        return "a reader of the original"
+
+    def enqueue(self, obj: Any) -> None:
+        self.sent = obj
+
+    def dequeue(self) -> Any:
+        return self.sent
+
+
+def test_sglangs_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["sglang", "sglang.srt", "sglang.srt.distributed", "sglang.srt.distributed.device_communicators"]
+    modules = {name: types.ModuleType(name) for name in [*names, f"{names[-1]}.shm_broadcast", "sglang.srt.user"]}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    place, user = modules[f"{names[-1]}.shm_broadcast"], modules["sglang.srt.user"]
+    place.MessageQueue, place.Handle = SglangOriginal, SglangHandle  # type: ignore[attr-defined]
+    user.MessageQueue = SglangOriginal  # type: ignore[attr-defined]
+    with pytest.raises(shmesh.Invalid, match="sglang"):
+        shmesh.vllm.register("other")
+    shmesh.vllm.register("sglang")
+    adapter = user.MessageQueue
+    assert adapter is place.MessageQueue is not SglangOriginal
+    writer = adapter(n_reader=1, n_local_reader=1, local_reader_ranks=[1], max_chunk_bytes=1 << 16, max_chunks=3)
+    reader = adapter.create_from_handle(writer.export_handle(), 1)
+    writer.wait_until_ready()
+    writer.enqueue({"step": 1})
+    assert reader.dequeue() == {"step": 1}
+    writer.shutdown()
+    elsewhere = adapter(2, 1)
+    elsewhere.enqueue("x")
+    assert elsewhere.dequeue() == "x" and adapter.create_from_handle(elsewhere.export_handle(), 1) == "a reader of the original"
+
+
 def test_the_plugin_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["vllm", "vllm.distributed", "vllm.distributed.device_communicators"]
     modules = {name: types.ModuleType(name) for name in [*names, f"{names[-1]}.shm_broadcast", "vllm.executor"]}

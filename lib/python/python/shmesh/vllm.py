@@ -1,12 +1,15 @@
 """vLLM's `MessageQueue` over shmesh: a plugin of vLLM (``vllm.general_plugins``), inactive unless ``SHMESH_VLLM=1``.
 
 The queue of vLLM polls flags of all readers and waits for ever for one that has died. This one has the same methods, sleeps while idle, and
-raises `shmesh.PeerDied` with the rank. Queues with readers on other nodes stay vLLM's own.
+raises `shmesh.PeerDied` with the rank. Queues with readers on other nodes stay vLLM's own. SGLang has a copy of the class: call
+``register("sglang")`` in each of its processes.
 """
 
 from __future__ import annotations
 
 import copyreg
+import dataclasses
+import importlib
 import inspect
 import os
 import pickle
@@ -24,6 +27,11 @@ from ._message_queue import MessageQueue
 __all__ = ["adapter_of", "register"]
 
 _MARK = "shmesh"
+_MODULES = {
+    "vllm": "vllm.distributed.device_communicators.shm_broadcast",
+    "sglang": "sglang.srt.distributed.device_communicators.shm_broadcast",
+}
+_PLACES = ("buffer_handle", "buffer")
 # Interval at which a reader checks whether it was cancelled.
 _LOOK_AGAIN = 0.1
 
@@ -34,19 +42,43 @@ class _Large(NamedTuple):
     pickled: np.ndarray
 
 
-def register() -> None:
-    """Replaces vLLM's class by the adapter in all modules that have imported it."""
-    if os.environ.get("SHMESH_VLLM") != "1":
-        return
-    from vllm.distributed.device_communicators import shm_broadcast  # type: ignore[import-not-found, unused-ignore]
+def register(package: str | None = None) -> None:
+    """Replaces the class by the adapter in all modules of ``package`` that have imported it: ``"vllm"`` or ``"sglang"``.
 
-    original = shm_broadcast.MessageQueue
+    Without an argument, as vLLM calls its plugins: vLLM's, if ``SHMESH_VLLM=1``.
+    """
+    if package is None:
+        if os.environ.get("SHMESH_VLLM") != "1":
+            return
+        package = "vllm"
+    if package not in _MODULES:
+        raise Invalid(f"{package}: the packages with such a class are {', '.join(_MODULES)}")
+    module = importlib.import_module(_MODULES[package])
+    original = module.MessageQueue
     if getattr(original, "_is_of_shmesh", False):
         return
-    adapter = adapter_of(original, shm_broadcast.Handle, getattr(shm_broadcast, "_reduce_tensor", None))
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "vllm" and getattr(module, "MessageQueue", None) is original:
-            module.MessageQueue = adapter  # type: ignore[attr-defined]
+    adapter = adapter_of(original, module.Handle, getattr(module, "_reduce_tensor", None))
+    for name, user in list(sys.modules.items()):
+        if name.partition(".")[0] == package and getattr(user, "MessageQueue", None) is original:
+            user.MessageQueue = adapter  # type: ignore[attr-defined]
+
+
+def _handle_of(handle_type: Any, ranks: list[int], place: Any) -> Any:
+    """A handle of the original's type. Its place is in the field of the buffer, which has another name in SGLang."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(handle_type):
+        if field.name == "local_reader_ranks":
+            values[field.name] = ranks
+        elif field.name in _PLACES:
+            values[field.name] = place
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            # An address, which no reader of this node needs.
+            values[field.name] = ""
+    return handle_type(**values)
+
+
+def _place_of(handle: Any) -> Any:
+    return next((getattr(handle, name) for name in _PLACES if hasattr(handle, name)), None)
 
 
 def adapter_of(original: Any, handle_type: Any, reduce_tensor: Any = None) -> Any:
@@ -95,12 +127,12 @@ def adapter_of(original: Any, handle_type: Any, reduce_tensor: Any = None) -> An
             self.local_reader_rank = -1
             self._is_writer, self._is_local_reader, self._is_remote_reader = True, False, False
             place = (_MARK, self._queue.name, self._queue.directory)
-            self.handle = handle_type(local_reader_ranks=ranks, buffer_handle=place)
+            self.handle = _handle_of(handle_type, ranks, place)
 
         @staticmethod
         def create_from_handle(handle: Any, rank: int) -> Any:
-            place = handle.buffer_handle
-            if not place or place[0] != _MARK:
+            place = _place_of(handle)
+            if not isinstance(place, tuple) or place[:1] != (_MARK,):
                 return original.create_from_handle(handle, rank)
             if rank not in handle.local_reader_ranks:
                 raise Invalid(f"queue {place[1]}: rank {rank} is not among its readers {handle.local_reader_ranks}")
@@ -120,7 +152,7 @@ def adapter_of(original: Any, handle_type: Any, reduce_tensor: Any = None) -> An
 
         def enqueue(self, obj: Any, timeout: float | None = None) -> None:
             if self._queue is None:
-                super().enqueue(obj, timeout)
+                super().enqueue(obj, *([] if timeout is None else [timeout]))
             else:
                 try:
                     self._queue.enqueue(obj, timeout)
@@ -135,7 +167,7 @@ def adapter_of(original: Any, handle_type: Any, reduce_tensor: Any = None) -> An
             """As vLLM's: some releases have a ``cancel`` event before ``indefinite``, which here changes nothing: a wait logs nothing."""
             if self._queue is None:
                 more = kwargs if cancel is None else {**kwargs, "cancel": cancel}
-                return super().dequeue(timeout, *args, **more)
+                return super().dequeue(*([] if timeout is None and not args else [timeout, *args]), **more)
             if cancel is None:
                 cancel = next((argument for argument in args if hasattr(argument, "is_set")), None)
             try:
