@@ -20,7 +20,7 @@ use crate::world::{self, Base, DATA_LEN, MSG_LEN, RING_LEN, msg_data};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use shmesh::config::{PoolId, RingMode};
+use shmesh::config::{PoolId, RingMode, SlowReaders};
 use shmesh::{Link, Side};
 
 pub(crate) const CASES: &[harness::Case] = &[
@@ -28,15 +28,21 @@ pub(crate) const CASES: &[harness::Case] = &[
     quick("hostile::word_by_word_spsc", || word_by_word(RingMode::Spsc, 10)),
     quick("hostile::while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc, 0, 1)),
     quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 0, 1)),
+    quick("hostile::word_by_word_broadcast", || broadcast_word_by_word(&[SlowReaders::Skip], 23)),
+    quick("hostile::while_it_runs_broadcast", || broadcast_while_it_runs(&[SlowReaders::Skip], 1)),
     quick("hostile::a_doorbell_that_never_ends", a_doorbell_that_never_ends),
     quick("hostile::requests_word_by_word", || requests_word_by_word(12)),
     quick("hostile::requests_while_it_runs", || while_it_runs(RingMode::Mpmc, WINDOW, 1)),
     long("hostile::requests_every_word", || requests_word_by_word(1)),
     long("hostile::every_word_mpmc", || word_by_word(RingMode::Mpmc, 1)),
     long("hostile::every_word_spsc", || word_by_word(RingMode::Spsc, 1)),
+    long("hostile::every_seventh_word_broadcast", || broadcast_word_by_word(&SLOW, 7)),
+    long("hostile::for_seconds_broadcast", || broadcast_while_it_runs(&SLOW, 3)),
     long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 0, 3)),
     long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 0, 3)),
 ];
+
+const SLOW: [SlowReaders; 3] = [SlowReaders::Wait, SlowReaders::Skip, SlowReaders::Evict];
 
 /// Requests that a client can have pending, on a link that has some.
 const WINDOW: u32 = 2;
@@ -62,7 +68,12 @@ fn words(base: &Base) -> Vec<(usize, usize)> {
         let table = Table::of_pool(len as usize);
         of(segment, table.hints().start..table.cells().end)
     };
-    of(0, base.layout().mutable()).chain(pool(1, MSG_LEN)).chain(pool(2, DATA_LEN)).collect()
+    // The cursors of readers stand behind the other tables of a broadcast link.
+    let own = match base.mode {
+        RingMode::Broadcast => base.layout().primary_role()..base.segments[0].len(),
+        RingMode::Mpmc | RingMode::Spsc => base.layout().mutable(),
+    };
+    of(0, own).chain(pool(1, MSG_LEN)).chain(pool(2, DATA_LEN)).collect()
 }
 
 /// Values that are wrong in as many ways as possible, or nearly right.
@@ -187,8 +198,56 @@ impl Victim<'_> {
         }
     }
 
+    /// A writer and two readers, which hold messages, also beyond their handles, and answer.
+    fn use_broadcast(&self) {
+        let started = Instant::now();
+        let handles = [&self.base.primary, &self.base.secondary, &self.base.secondary]
+            .map(|root| self.said(50, root.try_clone()));
+        let [Some(writer), Some(one), Some(other)] = handles else { return };
+        let mut owned = Vec::new();
+        for _ in 0..3 {
+            if let Some(loan) = self.said(51, writer.loan_with(PoolId::CpuData)) {
+                let _ = self.said(52, loan.send().map_err(Into::into));
+            }
+            let _ = self.said(53, writer.send_inline(1, 2, &[7; shmesh::INLINE_MAX_BYTES]));
+            let _ = self.said(54, writer.send_inline(1, 2, &[7; 8]));
+            for reader in [&one, &other] {
+                let _ = (reader.has_message(), reader.queued(), reader.lost());
+                if let Some(message) = self.said(55, reader.receive()).flatten() {
+                    touch(&message);
+                    owned.push(message.into_owned());
+                }
+                let mut held = Vec::new();
+                let _ = self.said(56, reader.receive_batch(&mut held, 2));
+                held.iter().for_each(touch);
+                let _ = self.said(57, reader.wait(Some(Duration::ZERO)));
+                let _ = self.said(58, reader.send_inline(1, 2, b"answer"));
+            }
+            let _ = (writer.readers(), self.said(59, writer.receive()).map(drop));
+            let _ = self.said(60, writer.recover());
+            owned.truncate(3);
+        }
+        drop(one);
+        let sum =
+            owned.iter().flat_map(|message| message.msg()).fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+        std::hint::black_box(sum);
+        drop((writer, other));
+        drop(owned);
+        let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.log[SLOWEST].fetch_max(micros, Relaxed);
+    }
+
     /// Both sides, from fresh handles; `by_name` attaches as a new process does.
     fn all(&self, by_name: bool) {
+        if self.base.mode == RingMode::Broadcast {
+            self.use_broadcast();
+        }
+        if by_name {
+            let name = self.base.options().1.parse().expect("a name");
+            if let Some(view) = self.said(23, shmesh::inspect::View::open(&self.base.path(), &name)) {
+                std::hint::black_box(view.snapshot());
+            }
+        }
         for side in [Side::Primary, Side::Secondary] {
             let root = if side == Side::Primary { &self.base.primary } else { &self.base.secondary };
             if let Some(link) = self.said(20, root.try_clone()) {
@@ -282,6 +341,35 @@ fn word_by_word(mode: RingMode, every: usize) {
     each_word(&base, &words(&base), every);
 }
 
+/// A writer has sent, and one reader holds a message of each kind.
+fn furnish_broadcast(base: &Base) {
+    let (writer, reader) = (base.handle(Side::Primary), base.handle(Side::Secondary));
+    for i in 0..2 {
+        msg_data(i).send(&writer).expect("send");
+        world::inline(3).send(&writer).expect("send");
+        std::mem::forget((reader.receive().expect("receive"), reader.receive().expect("receive")));
+    }
+    world::inline(4).send(&reader).expect("send");
+    // A handle of another, which stays.
+    std::mem::forget(reader);
+}
+
+fn broadcast_word_by_word(slow: &[SlowReaders], every: usize) {
+    for &slow in slow {
+        let base = Base::broadcast(slow);
+        furnish_broadcast(&base);
+        each_word(&base, &words(&base), every);
+    }
+}
+
+fn broadcast_while_it_runs(slow: &[SlowReaders], seconds: u64) {
+    for &slow in slow {
+        let base = Base::broadcast(slow);
+        furnish_broadcast(&base);
+        attack(&base, seconds);
+    }
+}
+
 /// The words of the ring of requests, of the reply slots of seats that are taken, and of the cells that requests are in.
 fn requests_word_by_word(every: usize) {
     let base = Base::with_requests(RingMode::Mpmc, WINDOW);
@@ -361,20 +449,26 @@ fn plausible(random: &mut Random, old: u64) -> u64 {
 }
 
 fn while_it_runs(mode: RingMode, window: u32, seconds: u64) {
-    let seed = from_env("SHMESH_HOSTILE_SEED", 1);
-    let limit = Duration::from_secs(from_env("SHMESH_HOSTILE_SECONDS", seconds));
     let base = Base::with_requests(mode, window);
     if window == 0 {
         furnish(&base);
     } else {
         furnish_requests(&base);
     }
+    attack(&base, seconds);
+}
+
+/// One process writes into the memory of a link while another uses it.
+fn attack(base: &Base, seconds: u64) {
+    let seed = from_env("SHMESH_HOSTILE_SEED", 1);
+    let limit = Duration::from_secs(from_env("SHMESH_HOSTILE_SECONDS", seconds));
+    let mode = base.mode;
     let before = base.save();
     let log = Words::new(16);
     println!("  {mode:?}: SHMESH_HOSTILE_SEED={seed}, {limit:?}");
     let attacker = crashpoint::fork_child(|| {
         let mut random = Random::new(seed);
-        let words = words(&base);
+        let words = words(base);
         // The seats of the two roots are spared most of the time: evicted ones do not do much.
         let spared: Vec<_> = (0..2).map(|seat| (0, base.layout().seat(seat))).collect();
         loop {
@@ -400,7 +494,7 @@ fn while_it_runs(mode: RingMode, window: u32, seconds: u64) {
         }
     });
     let victim = crashpoint::fork_child(|| {
-        let victim = Victim { base: &base, log: &log };
+        let victim = Victim { base, log: &log };
         let started = Instant::now();
         let mut rounds = 0_u64;
         while started.elapsed() < limit || log[CALLS].load(Relaxed) <= CALLS_MIN {

@@ -566,47 +566,6 @@ fn nothing_is_left_when_all_have_gone() {
     assert!(writer.was_created());
 }
 
-/// Whatever a peer writes into the words of the ring: the others get errors or messages, never bytes out of bounds, a panic or a
-/// loop without end.
-#[test]
-fn wild_words_are_survived() {
-    let _watchdog = Watchdog::start();
-    let lines = |line: u64, words: u64| (0..words).map(move |word| line * 64 + word * 8);
-    for slow in SLOW {
-        let world = World::new(&format!("{slow} ring=4 history=1 evict_after=1"));
-        let (reader, other) = (world.reader(), world.reader());
-        let file = File::options().read(true).write(true).open(world.dir.path().join("link_shm")).unwrap();
-        // The control lines of `m2s`, its slots, and the cursors of the first seats, which end the tables.
-        let controls = (70..84).flat_map(|line| lines(line, 4));
-        let slots = (98..106).flat_map(|line| lines(line, 2));
-        let size = file.metadata().unwrap().len();
-        let cursors = (size / 64 - 128..size / 64).flat_map(|line| lines(line, 3));
-        let mut seed = 1_u64;
-        for word in controls.chain(slots).chain(cursors) {
-            for kind in 0..6 {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let mut old = [0; 8];
-                file.read_exact_at(&mut old, word).unwrap();
-                let old = u64::from_ne_bytes(old);
-                let wild = [u64::MAX, 0, old.wrapping_add(1), old.wrapping_sub(1), old ^ 1 << 63, seed][kind];
-                file.write_all_at(&wild.to_ne_bytes(), word).unwrap();
-                for id in 0..6 {
-                    let _ = send(&world.writer, id, "text");
-                    let _ = world.writer.send_inline(id, 0, &[1; 100]);
-                    let _ = world.writer.loan_with(PoolId::CpuData).map(|loan| loan.send());
-                    for reader in [&reader, &other] {
-                        let _ = (reader.receive(), reader.queued(), reader.has_message(), reader.lost());
-                    }
-                    let _ = (world.writer.receive(), world.writer.readers());
-                }
-                file.write_all_at(&old.to_ne_bytes(), word).unwrap();
-            }
-        }
-        let view = shmesh::inspect::View::open(world.dir.path(), &"link".parse().unwrap()).unwrap();
-        let _ = view.snapshot();
-    }
-}
-
 /// A reader that writes a wrong cursor harms itself alone.
 #[test]
 fn a_wild_cursor_is_its_readers_own_loss() {
