@@ -762,7 +762,7 @@ impl Core {
             self.reclaim_orphans(me, pool, &mut done);
         }
         for table in (0..TABLES).filter_map(|i| self.table(i)) {
-            done.readmitted += table.readmit_unknown(me);
+            done.readmitted += table.readmit_unknown(me, dead.seat);
         }
         // Before the seat is vacated: if this process dies in between, the next recovery continues from here.
         self.seats.record_end(

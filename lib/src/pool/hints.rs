@@ -12,6 +12,11 @@
 //! has in flight, and with the most recently used ones. Releasing sets a bit in the releaser's own bitmap; a sender
 //! whose bitmap is empty moves up to [`STEAL_MAX`] of them from another seat at once. Buffers that are released outside
 //! the thread of their handle go to the reserve, by a locked instruction.
+//!
+//! `MOVED`: a seat counts each move twice, before it clears the bits of another bitmap and after it has set its own; an odd
+//! count says that hints are on their way. So a search that finds nothing knows whether it may have missed one: it looked at the
+//! one bitmap before and at the other one after, or the mover was stopped on the way. Then it looks again, and at last at the
+//! owner words. Without this a pool of free buffers could count as exhausted.
 
 use std::cell::Cell;
 
@@ -23,12 +28,15 @@ use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE, overwrite};
 pub(crate) const STEAL_MAX: u32 = 32;
 /// Buffers a handle remembers in the order of their release; see [`Recent`].
 pub(crate) const RECENT_MAX: usize = 64;
+/// How often a search that finds nothing is repeated because others move hints. In models once, as they explore each access.
+const LOOKS_MAX: u32 = if cfg!(loom) { 1 } else { 4 };
 /// The reserve has its bitmap after the seats' bitmaps.
 const RESERVE: usize = MAX_SEATS;
 
-/// Lines that one bitmap of `len` buffers takes: whole lines, so that two seats never write one line.
+/// Lines that one bitmap of `len` buffers takes, with the count of moves in the word after its bits: whole lines, so that
+/// two seats never write one line.
 pub(crate) const fn lines_per_bitmap(len: usize) -> usize {
-    len.div_ceil(64 * WORDS_PER_LINE)
+    (len.div_ceil(64) + 1).div_ceil(WORDS_PER_LINE)
 }
 
 /// Lines that the bitmaps of a pool of `len` buffers take.
@@ -74,6 +82,17 @@ impl Recent {
     }
 }
 
+/// Result of a search for hints.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum HintSearch {
+    /// This many hints were moved into the own bitmap.
+    Hints(u32),
+    /// All buffers are in use or being released.
+    None,
+    /// Others moved hints all the time: the owner words decide.
+    Unclear,
+}
+
 /// The bitmap of one seat, for its holder.
 #[derive(Debug)]
 pub(crate) struct Bitmap(Lines);
@@ -85,15 +104,16 @@ impl Bitmap {
         let (word, bit) = self.at(index);
         // No locked instruction: only this seat sets bits here, and a bit that a thief cleared meanwhile returns as a
         // stale hint, which costs the claimer one retry.
-        // HINT
-        overwrite(word, word.load(Ordering::Relaxed) | bit, Ordering::Release);
+        // HINT. MOVED: the load passes on what a mover counted before it cleared bits here.
+        overwrite(word, word.load(Ordering::Acquire) | bit, Ordering::Release);
     }
 
     /// Removes the hint for `index`. Returns `false` if there was none.
     #[inline]
     pub(crate) fn take(&self, index: u32) -> bool {
         let (word, bit) = self.at(index);
-        let bits = word.load(Ordering::Relaxed);
+        // MOVED, as in `set`.
+        let bits = word.load(Ordering::Acquire);
         if bits & bit == 0 {
             return false;
         }
@@ -173,28 +193,64 @@ impl Hints {
         Bitmap(self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap))
     }
 
+    /// The word in which `seat` counts its moves.
+    fn move_count(&self, seat: usize) -> &AtomicU64 {
+        self.word(seat, self.words())
+    }
+
+    /// The moves of all seats. `None` if hints are on their way.
+    pub(crate) fn moves(&self) -> Option<u64> {
+        (0..MAX_SEATS).try_fold(0, |sum, seat| add_moves(sum, self.move_count(seat)))
+    }
+
+    /// Ends a move of a dead participant, after its hints were readmitted.
+    pub(crate) fn end_move(&self, dead: SeatIndex) {
+        let word = self.move_count(dead.as_usize());
+        let count = word.load(Ordering::Relaxed);
+        if !count.is_multiple_of(2) {
+            // MOVED. It fails if another has ended it, or if the participant lives and goes on.
+            let _ = word.compare_exchange(count, count.wrapping_add(1), Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
     /// Moves hints into the own bitmap and into `recent`: from the own bitmap first, then from the other seats below
-    /// `seats_used`, then from the reserve. `ahead` is called for each, to prefetch its owner word. Returns their
-    /// number; 0 if no free buffer is known.
+    /// `seats_used`, then from the reserve. `ahead` is called for each, to prefetch its owner word.
     pub(crate) fn refill(
         &self,
         seat: SeatIndex,
-        seats_used: usize,
+        seats_used: impl Fn() -> usize,
         recent: &Recent,
         ahead: impl Fn(u32),
-    ) -> u32 {
+    ) -> HintSearch {
         let own = seat.as_usize();
-        let others = (0..seats_used.min(MAX_SEATS)).filter(|&other| other != own);
-        for bitmap in [own].into_iter().chain(others).chain([RESERVE]) {
-            for i in 0..self.words() {
-                // HINT
-                let found = self.word(bitmap, i).load(Ordering::Acquire) & self.valid_bits(i);
-                if found != 0 {
-                    return self.move_hints(own, bitmap, i, found, recent, ahead);
+        let seats = || seats_used().min(MAX_SEATS);
+        let moved = |from| {
+            (0..self.words())
+                .find_map(|i| self.move_hints(own, from, i, recent, &ahead))
+                .map(HintSearch::Hints)
+        };
+        if let Some(found) = moved(own) {
+            return found;
+        }
+        for _ in 0..LOOKS_MAX {
+            let mut before = Some(0_u64);
+            for other in (0..seats()).filter(|&other| other != own) {
+                // In the same line as the hints, so it costs little.
+                before = before.and_then(|sum| add_moves(sum, self.move_count(other)));
+                if let Some(found) = moved(other) {
+                    return found;
                 }
             }
+            if let Some(found) = moved(RESERVE) {
+                return found;
+            }
+            let mut others = (0..seats()).filter(|&other| other != own);
+            let after = others.try_fold(0, |sum, other| add_moves(sum, self.move_count(other)));
+            if after.is_some() && after == before {
+                return HintSearch::None;
+            }
         }
-        0
+        HintSearch::Unclear
     }
 
     /// The bits of the `i`-th word that stand for a buffer: a hostile process may set bits past the end.
@@ -205,15 +261,20 @@ impl Hints {
         }
     }
 
+    /// Moves up to `STEAL_MAX` hints of one word. `None` if there is none.
     fn move_hints(
         &self,
         own: usize,
         from: usize,
         i: usize,
-        found: u64,
         recent: &Recent,
-        ahead: impl Fn(u32),
-    ) -> u32 {
+        ahead: &impl Fn(u32),
+    ) -> Option<u32> {
+        // HINT
+        let found = self.word(from, i).load(Ordering::Acquire) & self.valid_bits(i);
+        if found == 0 {
+            return None;
+        }
         let mut taken = 0_u64;
         let mut rest = found;
         while rest != 0 {
@@ -225,13 +286,20 @@ impl Hints {
             }
         }
         if from != own {
-            // First ours, then theirs: a hint that exists twice is harmless, and one that exists nowhere is lost until
-            // recovery.
+            let moves = self.move_count(own);
+            let on_the_way = moves.load(Ordering::Relaxed) | 1;
+            overwrite(moves, on_the_way, Ordering::Relaxed);
+            // HINT once more, for bits that were set since the look. MOVED: a search that misses the bits sees the count. Only
+            // bits that were still there: one that another has moved may have returned since, and be nowhere else.
+            taken &= self.word(from, i).fetch_and(!taken, Ordering::AcqRel);
             let mine = self.word(own, i);
-            // HINT
-            overwrite(mine, mine.load(Ordering::Relaxed) | taken, Ordering::Release);
-            // HINT once more: this may clear bits that were set since the look.
-            self.word(from, i).fetch_and(!taken, Ordering::Acquire);
+            // HINT; the load as in `Bitmap::set`.
+            overwrite(mine, mine.load(Ordering::Acquire) | taken, Ordering::Release);
+            // MOVED: a search that sees the end of the move sees the bits.
+            overwrite(moves, on_the_way.wrapping_add(1), Ordering::Release);
+            if taken == 0 {
+                return None;
+            }
         }
         // Highest first, so that the lowest index is handed out first: low indices stay hot.
         let mut rest = taken;
@@ -242,7 +310,7 @@ impl Hints {
             ahead(index);
             recent.push(index);
         }
-        taken.count_ones()
+        Some(taken.count_ones())
     }
 
     /// Bits of the `i`-th word that are in no bitmap. For recovery: a free buffer without a hint is lost until one is
@@ -256,6 +324,27 @@ impl Hints {
     /// Number of 64-bit words in a bitmap.
     pub(crate) fn word_count(&self) -> usize {
         self.words()
+    }
+}
+
+/// Adds the moves that one seat has counted. `None` if its last one is not over.
+fn add_moves(sum: u64, count: &AtomicU64) -> Option<u64> {
+    // MOVED
+    let count = count.load(Ordering::Acquire);
+    count.is_multiple_of(2).then(|| sum.wrapping_add(count))
+}
+
+#[cfg(all(test, not(loom)))]
+impl Hints {
+    /// As in `move_hints`, between the two bitmaps.
+    pub(crate) fn stop_while_all_move(&self, seat: SeatIndex) {
+        let moves = self.move_count(seat.as_usize());
+        overwrite(moves, moves.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
+        for bitmap in 0..=RESERVE {
+            for i in 0..self.words() {
+                self.word(bitmap, i).fetch_and(0, Ordering::AcqRel);
+            }
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::participant::SeatIndex;
 use crate::segment::{Lines, Memory, prefetch_exclusive, prefetch_exclusive_at};
 use crate::sync::{AtomicU64, LINE_BYTES, Line, Ordering};
-use hints::{Bitmap, Hints, Recent};
+use hints::{Bitmap, HintSearch, Hints, Recent};
 
 /// The owner words of a pool, one cell (line) each, and the hints that find the free ones.
 ///
@@ -100,25 +100,50 @@ impl OwnerTable {
 
     /// As [`PoolCache::claim`], without a handle's bitmap: for another thread than the handle's.
     pub(crate) fn claim(&self, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
+        if let Some(claimed) = self.claim_by_hints(&next) {
+            return Some(claimed);
+        }
+        let before = self.hints.moves();
+        if let Some(claimed) = self.claim_by_hints(&next) {
+            return Some(claimed);
+        }
+        if before.is_some() && self.hints.moves() == before {
+            return None;
+        }
+        // Others moved hints: the owner words decide.
+        let mut cells = 0..u32::try_from(self.len()).unwrap_or(u32::MAX);
+        cells.find_map(|index| Some((index, self.claim_at(index, &next)?)))
+    }
+
+    fn claim_by_hints(&self, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
         // Each round consumes a hint.
         for _ in 0..4 * self.len() + 2 {
             let index = self.hints.steal()?;
-            let owner = self.owner(index);
-            let word = owner.load(Ordering::Relaxed);
-            let claimed = next(word);
-            // The orders are the same as in `PoolCache::claim`.
-            if owner::is_free(word)
-                && owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
+            if let Some(claimed) = self.claim_at(index, &next) {
                 return Some((index, claimed));
             }
         }
         None
     }
 
-    /// Gives `seat` every free buffer that is in no bitmap, because a process died between freeing it and setting its
-    /// hint. Returns their number.
-    pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
+    /// Claims a buffer if it is free. `next` computes its new owner word.
+    #[inline(always)]
+    fn claim_at(&self, index: u32, next: impl Fn(u64) -> u64) -> Option<u64> {
+        let owner = self.owner(index);
+        let word = owner.load(Ordering::Relaxed);
+        if !owner::is_free(word) {
+            return None;
+        }
+        let claimed = next(word);
+        // Acquire pairs with the Release of `release`: the last holder is done with the bytes before this thread writes
+        // them. Release pairs with the Acquire of recovery: a thread that sees this loan sees that this participant has
+        // the seat, and the MSG that a DATA buffer is attached to.
+        owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(claimed)
+    }
+
+    /// Gives `seat` every free buffer that is in no bitmap, because `dead` died between freeing it and setting its hint, or
+    /// while it moved the hint. Returns their number.
+    pub(crate) fn readmit_unknown(&self, seat: SeatIndex, dead: SeatIndex) -> u32 {
         let mut readmitted = 0;
         for i in 0..self.hints.word_count() {
             let mut rest = self.hints.unknown(i);
@@ -131,7 +156,16 @@ impl OwnerTable {
                 }
             }
         }
+        self.hints.end_move(dead);
         readmitted
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl OwnerTable {
+    /// Leaves the hints as a participant in `seat` does that is stopped after it has taken all of them.
+    pub(crate) fn stop_while_all_hints_move(&self, seat: SeatIndex) {
+        self.hints.stop_while_all_move(seat);
     }
 }
 
@@ -153,7 +187,7 @@ impl PoolCache {
 
     /// Takes a free buffer, preferably the one released last. `next` computes its new owner word from the free one.
     ///
-    /// `None` if no free buffer is known. A buffer that another thread is releasing at this moment may be missed.
+    /// `None` if all are in use. A buffer that another thread is releasing at this moment may be missed.
     #[inline(always)]
     pub(crate) fn claim(
         &self,
@@ -173,19 +207,7 @@ impl PoolCache {
     /// Claims a buffer whose hint is in the own bitmap, and removes the hint.
     #[inline(always)]
     fn claim_hinted(&self, index: u32, next: impl Fn(u64) -> u64) -> Option<u64> {
-        if !self.own.take(index) {
-            return None;
-        }
-        let owner = self.table.owner(index);
-        let word = owner.load(Ordering::Relaxed);
-        if !owner::is_free(word) {
-            return None;
-        }
-        let claimed = next(word);
-        // Acquire pairs with the Release of `release`: the last holder is done with the bytes before this thread writes
-        // them. Release pairs with the Acquire of recovery: a thread that sees this loan sees that this participant has
-        // the seat, and the MSG that a DATA buffer is attached to.
-        owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(claimed)
+        if self.own.take(index) { self.table.claim_at(index, next) } else { None }
     }
 
     /// Claims a buffer if the one that was released last is in use.
@@ -198,7 +220,7 @@ impl PoolCache {
         for _ in 0..hints::RECENT_MAX + 4 * self.table.len() + 2 {
             let Some(index) = self.recent.pop() else {
                 refills += 1;
-                if refills > REFILLS_MAX || self.refill(seats_used()) == 0 {
+                if refills > REFILLS_MAX || self.refill(&seats_used) == 0 {
                     return None;
                 }
                 continue;
@@ -210,10 +232,31 @@ impl PoolCache {
         None
     }
 
+    /// Finds free buffers for `recent` and the own bitmap. Returns their number.
     #[cold]
     #[inline(never)]
-    fn refill(&self, seats_used: usize) -> u32 {
-        self.table.hints.refill(self.seat, seats_used, &self.recent, |index| self.prefetch(index))
+    fn refill(&self, seats_used: impl Fn() -> usize) -> u32 {
+        match self.table.hints.refill(self.seat, seats_used, &self.recent, |index| self.prefetch(index)) {
+            HintSearch::Hints(count) => count,
+            HintSearch::None => 0,
+            HintSearch::Unclear => self.walk(),
+        }
+    }
+
+    /// Finds free buffers by their owner words, whatever the hints say. Returns their number.
+    fn walk(&self) -> u32 {
+        let mut found = 0;
+        for (index, cell) in (0..).zip(self.table.cells()) {
+            if owner::is_free(cell.word(0).load(Ordering::Relaxed)) {
+                self.own.set(index);
+                self.recent.push(index);
+                found += 1;
+            }
+            if found == hints::STEAL_MAX {
+                break;
+            }
+        }
+        found
     }
 
     /// Prefetches the lines that a release or claim of a buffer writes, if many follow. The last holder has these lines

@@ -14,6 +14,7 @@
 //! | owner word: look / take / `take_alone` | `late_consumer_does_not_take_a_later_loan` / `a_newcomer_keeps_its_message_mpmc` / `a_single_consumer_dead_before_head_and_its_seat` |
 //! | owner word: recovery's scan of MSG / DATA | `a_newcomer_keeps_its_loan` / `living_pair_is_not_orphaned` |
 //! | HINT: set, steal | `stolen_twice`, `stale_hints_cost_a_retry_only` |
+//! | MOVED: counts of a move, and its exchange | `free_buffer_is_found_while_its_hint_moves` |
 //! | HINT: set in the reserve | `released_into_the_reserve_while_it_is_searched` |
 //! | seat: attach / vacate, `at` | `seats_are_not_shared` / `a_consumers_role_is_inherited` |
 //! | role: claim / release | `a_role_has_one_successor` / `a_consumer_hands_its_role_over` |
@@ -37,9 +38,9 @@
 //! Loom cannot detect four kinds of error. It never delays a load, so a consumer's reads of a slot never see the producer's
 //! next writes: CONSUME needs its Acquire by the memory model, and no model shows it. Its `overwrite` is an exchange, so
 //! the Release of `Bitmap::take` survives weakening, while a plain store there would end the release sequence that a thief
-//! reads. What only `inspect` reads through [`queued`](crate::ring::Ring::queued) is in no model. The lock of a seat is the
-//! kernel's, for which the model has a mutex: that is in one order for all threads, so the mark beside it may be Relaxed
-//! there.
+//! reads; nor does a model show that MOVED needs the Acquire of the load before it. What only `inspect` reads through
+//! [`queued`](crate::ring::Ring::queued) is in no model. The lock of a seat is the kernel's, for which the model has a
+//! mutex: that is in one order for all threads, so the mark beside it may be Relaxed there.
 //!
 //! Not detected within the time limits of the models, and only argued: in `mpmc`, a producer's loads of `tail`, of the slot
 //! and of `head`, its exchange on `tail` on behalf of another producer, a consumer's second load of `head`, and its

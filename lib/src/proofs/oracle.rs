@@ -16,7 +16,7 @@ use crate::link::core::Core;
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::participant::{Participant, SeatIndex, Side};
-use crate::pool::owner::{DataOwner, Holder, MsgOwner};
+use crate::pool::owner::{self, DataOwner, Holder, MsgOwner};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
@@ -410,6 +410,30 @@ fn stolen_hints_do_not_exhaust_a_pool() {
     }
     assert!(release(&a, &loan(&a).expect("stolen from the other")));
     assert!(loan(&b).is_some(), "one buffer, and it is free");
+}
+
+/// A participant that is stopped while it moves hints hides no buffer, and its recovery makes the hints whole again.
+#[test]
+fn stopped_mover_hides_no_buffer() {
+    let core = link(1, true, 600, 0);
+    let (a, b) = (attach(&core, Primary), attach(&core, Secondary));
+    let table = &core.msg().table;
+    let all = |endpoint| std::iter::from_fn(|| loan(endpoint)).collect::<Vec<_>>();
+
+    table.stop_while_all_hints_move(b.me.seat);
+    let held = all(&a);
+    assert_eq!(held.len(), 600);
+    assert!(held.iter().all(|held| release(&a, held)));
+    let (_, word) = table.claim(|free| MsgOwner(free).loaned(a.me.seat).0).expect("they have hints again");
+    assert!(!owner::is_free(word));
+
+    table.stop_while_all_hints_move(b.me.seat);
+    let (index, word) = table.claim(|free| MsgOwner(free).loaned(a.me.seat).0).expect("without a hint");
+    assert!(table.release(index, word, MsgOwner(word).freed().0));
+
+    // The buffer claimed first stays in use.
+    assert_eq!(core.reclaim(&abandon(b), a.me.seat, false).readmitted, 598);
+    assert_eq!(all(&a).len(), 599);
 }
 
 fn random_links(cases_count: u32) {

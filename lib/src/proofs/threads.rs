@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64 as Count, Ordering};
 
 use super::stage::{
-    HeldBuffers, ReceivedItem, Release, abandon, attach, broadcast, link, loan_with, own, receive,
+    HeldBuffers, ReceivedItem, Release, abandon, attach, broadcast, link, loan, loan_with, own, receive,
     receive_batch, release, release_anywhere, rules, send, send_inline_of,
 };
 use crate::config::SlowReaders;
@@ -313,6 +313,26 @@ fn recovery_beside_traffic() {
                 let other = scope.spawn(move || core.reclaim(&dead, first, false).messages);
                 let mine = core.reclaim(&dead, second, false).messages;
                 assert_eq!(mine + other.join().unwrap(), held);
+            });
+        }
+    });
+}
+
+/// Each thread has at most one buffer at a time, and there are as many buffers, so none may find the pool exhausted.
+/// What is released goes to the reserve, from where each loan moves all hints.
+#[test]
+fn free_buffer_is_found_while_others_move_the_hints() {
+    const THREADS: u32 = 3;
+    let core = link(1, false, THREADS, 0);
+    std::thread::scope(|scope| {
+        for seat in 0..THREADS {
+            let core = &core;
+            scope.spawn(move || {
+                let endpoint = attach(core, if seat == 0 { Primary } else { Secondary });
+                for round in 0..10 * MESSAGES {
+                    let held = loan(&endpoint).unwrap_or_else(|| panic!("exhausted in round {round}"));
+                    assert!(release_anywhere(core, &held));
+                }
             });
         }
     });

@@ -22,7 +22,7 @@ pub(crate) const SUBSCRIBERS: usize = 3;
 
 /// Lines of the bitmaps of a table of `len` cells.
 fn hint_lines(len: usize) -> usize {
-    (SEATS + 1) * len.div_ceil(512)
+    (SEATS + 1) * (len.div_ceil(64) + 1).div_ceil(8)
 }
 
 /// Byte offsets in the link's own segment.
