@@ -1,5 +1,7 @@
 //! The metrics of links: `/metrics` reads them in shared memory on request.
 
+use std::time::Duration;
+
 use crate::support::Sidecar;
 use shmesh::config::PoolId;
 use shmesh::{LinkOptions, Side};
@@ -121,4 +123,40 @@ fn buffers_of_the_dead_are_recovered() {
         (series(&sidecar, "loans"), sidecar.metric("shmesh_sidecar_reaped_total{link=\"link\"}")),
         (0, 1)
     );
+}
+
+#[test]
+fn readers_of_a_broadcast_ring() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let yaml = "- name: link\n  ring: { len: 4, mode: broadcast, slow: skip, history: 0 }\n  pools:\n    \
+                cpu_msg: { buf_size_bytes: 256, pool_len: 16 }\n    cpu_data: { buf_size_bytes: 256, pool_len: 16 }\n";
+    let sidecar = Sidecar::start_yaml(dir.path(), yaml);
+    let options = LinkOptions::new().dir(dir.path()).timeout(Duration::from_secs(60));
+    let writer = options.attach("link", Side::Primary).unwrap();
+    let [fast, slow] = [(); 2].map(|()| options.attach("link", Side::Secondary).unwrap());
+    let of = |name, reader: &shmesh::Link| of_link(&sidecar, name, &format!("seat=\"{}\"", reader.seat()));
+    let send = |number| {
+        writer.send_inline(number, 0, b"hello").unwrap();
+        assert!(fast.receive().unwrap().is_some());
+    };
+    until("the readers are listed, and not the writer", || series(&sidecar, "reader_behind") == 2);
+    (1..=3).for_each(send);
+    assert_eq!((of("reader_behind", &fast), of("reader_behind", &slow)), (0, 3));
+    assert_eq!(slow.receive().unwrap().unwrap().msg_id(), 1);
+    assert_eq!((of("reader_behind", &slow), of("reader_lost_total", &slow)), (2, 0));
+
+    (4..=12).for_each(send);
+    let newest = slow.receive().unwrap().unwrap().msg_id();
+    assert_eq!(
+        u64::try_from(newest).unwrap(),
+        slow.lost() + 2,
+        "it has received 1, and lost the ones between"
+    );
+    assert!(slow.lost() > 0);
+    assert_eq!((of("reader_lost_total", &slow), of("reader_lost_total", &fast)), (slow.lost(), 0));
+    assert_eq!(of("reader_behind", &slow), u64::try_from(12 - newest).unwrap());
+
+    drop(slow);
+    assert_eq!((series(&sidecar, "reader_behind"), series(&sidecar, "reader_lost_total")), (1, 1));
 }
