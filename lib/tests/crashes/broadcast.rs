@@ -19,8 +19,8 @@ use crate::harness::{self, long, quick};
 use crate::layout::Table;
 use crate::scenes::{Case, Scene, forever, send};
 use crate::world::{
-    Bad, Base, Class, DATA_LEN, Expect, HISTORY, MSG_LEN, Order, PROBE, Progress, RING_LEN, Tag, bad, drain,
-    drop_leaked, inline, loanable, msg, msg_data, wedged, whole_ring,
+    Bad, Base, Class, DATA_LEN, Expect, HISTORY, MSG_LEN, Order, PROBE, Progress, RING_LEN, TO_PRIMARY, Tag,
+    bad, drain, drop_leaked, inline, loanable, msg, msg_data, wedged, whole_ring,
 };
 
 pub(crate) const CASES: &[harness::Case] = &[
@@ -28,16 +28,21 @@ pub(crate) const CASES: &[harness::Case] = &[
     quick("broadcast::evicted_while_it_becomes_the_writer", evicted_while_it_becomes_the_writer),
     long("broadcast::crash_points_of_every_operation_wait", || all(SlowReaders::Wait, &[])),
     long("broadcast::crash_points_of_every_operation_skip", || all(SlowReaders::Skip, &[])),
+    long("broadcast::crash_points_of_recovery_wait", || each(SlowReaders::Wait, &recovers(), &[])),
+    long("broadcast::crash_points_of_recovery_skip", || each(SlowReaders::Skip, &recovers(), &[])),
     long("broadcast::crash_points_of_an_eviction", || all(SlowReaders::Evict, &[])),
 ];
 
 /// Those of a hundred thousand instructions: each is examined, and none is killed once more.
-const WALKED: [&str; 5] = [
+const WALKED: [&str; 8] = [
     "the writer leaves",
     "join in a dead reader's seat",
     "leave with a message",
     "leave with an owned message, release it",
     "publish inline, evict a reader",
+    "recover a dead reader",
+    "the writer recovers a dead reader",
+    "recover a dead writer",
 ];
 const QUICK: [&str; 4] = [
     "publish MSG, free what was read",
@@ -47,10 +52,14 @@ const QUICK: [&str; 4] = [
 ];
 
 fn all(slow: SlowReaders, only: &[&str]) {
+    each(slow, &cases(slow), only);
+}
+
+fn each(slow: SlowReaders, cases: &[Case], only: &[&str]) {
     let [original, copy] = [(); 2].map(|()| Base::broadcast(slow));
     header();
     let mut failed = Vec::new();
-    for case in cases(slow).iter().filter(|case| only.is_empty() || only.contains(&case.name)) {
+    for case in cases.iter().filter(|case| only.is_empty() || only.contains(&case.name)) {
         original.restore(&original.empty);
         let kills = if WALKED.contains(&case.name) { Kills::None } else { Kills::AtChanges };
         if !one(RingMode::Broadcast, case, &original, &copy, kills, verify) {
@@ -327,6 +336,47 @@ fn evicts() -> Case {
     )
 }
 
+/// The participant that recovers a dead one, which had its hands full, dies too.
+fn recovers() -> Vec<Case> {
+    let case = |name, unread: &[Tag], prepare| {
+        let mut case = case(name, unread, &[], prepare, Scene::recover);
+        case.expect.waiting[TO_PRIMARY] = vec![inline(30)];
+        case
+    };
+    vec![
+        case("recover a dead reader", &WAITING, |base| with_dead_reader(base, scene(base, Side::Secondary))),
+        case("the writer recovers a dead reader", &WAITING, |base| {
+            with_dead_reader(base, scene(base, Side::Primary))
+        }),
+        case("recover a dead writer", &EARLIER, |base| {
+            let mut scene = Scene::on(base, Side::Secondary);
+            scene.witness = Some(forever(base.handle(Side::Secondary)));
+            let dead = forever(base.handle(Side::Primary));
+            for tag in RING {
+                publish(&scene, dead, &[tag], &[]);
+                drop(scene.victim.receive().expect("no damage").expect("it was sent"));
+            }
+            publish(&scene, dead, &[], &EARLIER);
+            std::mem::forget(msg_data(32).loan(dead).expect("buffers"));
+            inline(30).send(scene.victim).expect("room");
+            scene.dead = Some(dead);
+            scene
+        }),
+    ]
+}
+
+fn with_dead_reader(base: &Base, mut scene: Scene) -> Scene {
+    let dead = forever(base.handle(Side::Secondary));
+    publish(&scene, scene.third.unwrap_or(scene.victim), &[], &WAITING);
+    // Received and kept: a buffer of each pool, and an owned message.
+    std::mem::forget(dead.receive().expect("no damage").expect("it was sent"));
+    std::mem::forget(dead.receive().expect("no damage").expect("it was sent").into_owned());
+    std::mem::forget(msg_data(32).loan(dead).expect("buffers"));
+    inline(30).send(dead).expect("room");
+    scene.dead = Some(dead);
+    scene
+}
+
 fn verify(base: &Base, case: &Case, order: Order) -> Result<Progress, Bad> {
     let crashed = base.save();
     base.restore(&base.empty);
@@ -439,6 +489,12 @@ fn examine(
     drop(newcomer);
     if !skips {
         whole_ring(writer, witness, (0..=u64::from(RING_LEN)).map(|i| msg(PROBE + 200 + i)))?;
+    }
+    let mut answers = Vec::new();
+    drain(writer, &mut answers)?;
+    let waited = &case.expect.waiting[TO_PRIMARY];
+    if answers != *waited {
+        return bad(Class::Lost, format!("the writer waited for {waited:?}, and received {answers:?}"));
     }
     // What newcomers get has no buffer.
     let last = inline(PROBE + 300);

@@ -702,6 +702,7 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
         requests: Vec::new(),
         leaver: None,
         third: None,
+        dead: None,
         witness: None,
         options: base.options(),
         result: Ok(()),

@@ -17,8 +17,10 @@ pub(crate) struct Scene {
     pub(crate) messages: Vec<Message<'static>>,
     pub(crate) pending: Vec<PendingReply<'static>>,
     pub(crate) requests: Vec<Request<'static>>,
-    /// For recovery: a participant that is dead already. Of a broadcast ring: its writer, which lives.
+    /// Another participant. Of a broadcast ring: its writer, which lives.
     pub(crate) third: Option<&'static Link>,
+    /// For recovery: a participant that is dead already.
+    pub(crate) dead: Option<&'static Link>,
     /// A reader of a broadcast ring that lives.
     pub(crate) witness: Option<&'static Link>,
     /// The handle to detach.
@@ -41,6 +43,7 @@ impl Scene {
             pending: Vec::with_capacity(8),
             requests: Vec::with_capacity(8),
             third: None,
+            dead: None,
             witness: None,
             leaver: None,
             options: base.options(),
@@ -53,6 +56,14 @@ impl Scene {
             Ok(Some(message)) => self.messages.push(message),
             Ok(None) => {}
             Err(error) => self.result = Err(error),
+        }
+    }
+
+    pub(crate) fn recover(&mut self) {
+        let seat = self.dead.map(Link::seat);
+        let dead = self.victim.participants().find(|other| Some(other.seat) == seat);
+        if let Some(dead) = dead {
+            self.result = self.victim.recover_participant(dead.seat, dead.word).map(drop);
         }
     }
 }
@@ -415,17 +426,11 @@ fn cases(mode: RingMode) -> Vec<Case> {
             expect: hoarded(single),
             prepare: |base| {
                 let mut scene = Scene::on(base, Side::Primary);
-                scene.third = Some(hoarder(base, Side::Secondary));
+                scene.dead = Some(hoarder(base, Side::Secondary));
                 scene
             },
             in_child: None,
-            operation: |s| {
-                let third = s.third.map(Link::seat);
-                let dead = s.victim.participants().find(|other| Some(other.seat) == third);
-                if let Some(dead) = dead {
-                    s.result = s.victim.recover_participant(dead.seat, dead.word).map(drop);
-                }
-            },
+            operation: Scene::recover,
         },
     ];
     if !single {
@@ -435,13 +440,13 @@ fn cases(mode: RingMode) -> Vec<Case> {
             expect: hoarded(false),
             prepare: |base| {
                 let mut scene = Scene::on(base, Side::Primary);
-                scene.third = Some(hoarder(base, Side::Secondary));
+                scene.dead = Some(hoarder(base, Side::Secondary));
                 scene
             },
             in_child: None,
             operation: |s| {
-                if let Some(third) = s.third {
-                    s.result = s.victim.evict(third.seat()).map(drop);
+                if let Some(dead) = s.dead {
+                    s.result = s.victim.evict(dead.seat()).map(drop);
                 }
             },
         });
