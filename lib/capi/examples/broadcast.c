@@ -84,8 +84,7 @@ int main(void)
     }
     shmesh_link_t *link = created();
     /* A reader gets what is sent after it attached. */
-    for (size_t here = 0; here < READERS; usleep(1000))
-        must(shmesh_link_readers(link, &here));
+    must(shmesh_link_wait_for_readers(link, READERS, -1));
     for (int version = 0; version < VERSIONS; version++)
         write_version(link, version);
     int failed = 0;

@@ -475,6 +475,14 @@ shmesh_error_t shmesh_link_lost(const shmesh_link_t *link, uint64_t *lost);
 shmesh_error_t shmesh_link_readers(const shmesh_link_t *link, size_t *readers);
 
 /**
+ * Waits until this broadcast ring has `count` readers, with a timeout as in `shmesh_link_wait`: for a writer that must not send
+ * before all readers are attached.
+ */
+shmesh_error_t shmesh_link_wait_for_readers(const shmesh_link_t *link,
+                                            size_t count,
+                                            int64_t timeout_ns);
+
+/**
  * The number of messages that are queued for this side; it may change at any time.
  */
 shmesh_error_t shmesh_link_queued(const shmesh_link_t *link, size_t *queued);

@@ -373,6 +373,17 @@ pub unsafe extern "C" fn shmesh_link_readers(
     })
 }
 
+/// Waits until this broadcast ring has `count` readers, with a timeout as in `shmesh_link_wait`: for a writer that must not send
+/// before all readers are attached.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmesh_link_wait_for_readers(
+    link: *const shmesh_link_t,
+    count: usize,
+    timeout_ns: i64,
+) -> shmesh_error_t {
+    with(link, |link| Ok(in_time(link.wait_for_readers(count, limit(timeout_ns))?)))
+}
+
 /// The number of messages that are queued for this side; it may change at any time.
 ///
 /// # Safety

@@ -154,7 +154,8 @@ static void everything_to_all(void)
     pid_t readers[3], holder = start_again("hold", "all", NULL);
     for (int i = 0; i < 3; i++)
         readers[i] = start_again("all", NULL, NULL);
-    until_readers(link, 4);
+    OK(shmesh_link_wait_for_readers(link, 4, -1));
+    CHECK(shmesh_link_wait_for_readers(link, 5, 0) == SHMESH_ERROR_TIMEOUT);
     for (int32_t id = 0; id < MESSAGES; id++)
         send_to_all(link, id, &holder);
     CHECK(holder == 0);
@@ -206,6 +207,7 @@ int main(int argc, char **argv)
     if (argc > 1)
         read_latest();
     CHECK(shmesh_link_readers(NULL, NULL) == SHMESH_ERROR_ARGUMENT);
+    CHECK(shmesh_link_wait_for_readers(NULL, 1, 0) == SHMESH_ERROR_ARGUMENT);
     everything_to_all();
     slow_reader_is_evicted();
     latest_value();

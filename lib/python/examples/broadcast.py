@@ -29,8 +29,9 @@ def main() -> None:
             readers = [multiprocessing.Process(target=follow, args=(directory, rank)) for rank in range(READERS)]
             for process in readers:
                 process.start()
-            while link.readers < READERS:  # a reader gets what is sent after it attached
-                link.next_event(timeout=60)
+            # A reader gets what is sent after it attached.
+            if not link.wait_for_readers(READERS, timeout=60):
+                raise TimeoutError("not all readers have attached")
             for price in range(PRICES):
                 send(link, price.to_bytes(8, "little"))
             for process in readers:

@@ -568,6 +568,12 @@ impl Link {
         self.with(|link| Ok(link.readers()))
     }
 
+    /// Waits until a broadcast link has as many readers, without the GIL. Returns false if it timed out.
+    #[pyo3(signature = (count, timeout=None))]
+    fn wait_for_readers(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<bool> {
+        self.wait_until(py, timeout, |link| link.readers() >= count)
+    }
+
     /// Number of messages that this reader of a broadcast link lost because the writer overtook it.
     #[getter]
     fn lost(&self) -> PyResult<u64> {

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,6 +105,18 @@ def test_readers_of_the_latest_value_count_what_they_lose() -> None:
             assert numbers == sorted(set(numbers)) and len(numbers) + lost == MESSAGES
         with shmesh.Link.attach("latest") as newcomer, newcomer.try_receive() as latest:
             assert latest.msg_id == MESSAGES - 1
+
+
+def test_a_writer_waits_for_its_readers() -> None:
+    with shmesh.Link.create("awaited", ring_mode="broadcast") as link, ThreadPoolExecutor() as pool:
+        assert not link.wait_for_readers(1, timeout=0)
+        waiting = pool.submit(link.wait_for_readers, 2, 200)
+        with shmesh.Link.attach("awaited"):
+            assert not waiting.done(), "one is not enough"
+            with shmesh.Link.attach("awaited"):
+                assert waiting.result(200)
+                assert link.wait_for_readers(2)
+                assert not link.wait_for_readers(3, timeout=0.01)
 
 
 @pytest.mark.parametrize("mode", ["mpmc", "spsc"])

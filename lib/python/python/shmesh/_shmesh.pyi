@@ -249,6 +249,8 @@ class Link:
     @property
     def readers(self) -> int:
         """Number of readers of a broadcast link; 0 on other links."""
+    def wait_for_readers(self, count: int, timeout: float | None = None) -> bool:
+        """Waits until a broadcast link has this many readers, without the GIL. Returns False if it timed out."""
     @property
     def lost(self) -> int:
         """Number of messages that this reader of a broadcast link lost because the writer overtook it."""
