@@ -119,9 +119,10 @@ pub(crate) fn open_existing(path: &CStr, flags: c_int) -> Answer<Option<Fd>> {
         return Ok(Some(fd));
     }
     let is_there = || {
-        // Cheaper than its path. With one name before and after the lease was taken, it has lost none.
-        let has_one = |now: &libc::stat| now.st_nlink == 1;
-        if has_one(&found) && sys::fstat(fd.raw()).is_ok_and(|now| has_one(&now)) {
+        // Cheaper than its path. With one name before and after the lease was taken, and no change, which a collector that
+        // moves it aside would be, it has the same name.
+        let state = |now: &libc::stat| (now.st_nlink, now.st_ctime, now.st_ctime_nsec);
+        if found.st_nlink == 1 && sys::fstat(fd.raw()).is_ok_and(|now| state(&now) == state(&found)) {
             return true;
         }
         let there = if flags & libc::O_NOFOLLOW == 0 { sys::stat(path) } else { sys::lstat(path) };

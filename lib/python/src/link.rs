@@ -524,6 +524,11 @@ impl Link {
         Ok(())
     }
 
+    /// User and mode of the lock file that this handle has open: who may attach to the link.
+    fn lock_file_owner(&self) -> PyResult<(u32, u32)> {
+        self.with(shmesh::Link::lock_file_owner)
+    }
+
     /// Becomes the host of a link without names whose host has ended. Returns whether it did.
     fn become_host(&self) -> PyResult<bool> {
         self.with(shmesh::Link::become_host)

@@ -6,7 +6,6 @@
 //!
 //! Reading runs no code that the sender chooses.
 
-use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -34,6 +33,8 @@ const BUFFERS_MAX: usize = 256;
 /// Larger objects are left to pickle, which writes equal strings once.
 const VALUES_MAX: usize = 256;
 const DEPTH_MAX: usize = 32;
+/// Text and bytes up to this length are written each time.
+const SHORT_BYTES_MAX: usize = 64;
 /// The element types that are written by name: those without fields, references and metadata.
 const PLAIN_TYPES: [&str; 16] =
     ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "F", "D"];
@@ -129,7 +130,9 @@ impl<'py> Encoder<'_, 'py> {
         if value.is_none() {
             self.out.push(op::NONE);
         } else if let Ok(text) = value.cast_exact::<PyString>() {
-            self.save_text(text.to_str().ok()?)?;
+            let text = text.to_str().ok()?;
+            self.is_new_or_short(value, text.len())?;
+            self.save_text(text)?;
         } else if let Ok(truth) = value.cast_exact::<PyBool>() {
             self.out.push(if truth.is_true() { op::TRUE } else { op::FALSE });
         } else if let Ok(number) = value.cast_exact::<PyInt>() {
@@ -138,6 +141,7 @@ impl<'py> Encoder<'_, 'py> {
             self.out.push(op::FLOAT);
             self.out.extend(number.value().to_be_bytes());
         } else if let Ok(bytes) = value.cast_exact::<PyBytes>() {
+            self.is_new_or_short(value, bytes.as_bytes().len())?;
             self.save_length(op::SHORT_BYTES, op::BYTES, bytes.as_bytes().len())?;
             self.out.extend(bytes.as_bytes());
         } else if value.get_type().is(&self.numpy.ndarray) {
@@ -146,14 +150,11 @@ impl<'py> Encoder<'_, 'py> {
         } else if let Ok(dict) = value.cast_exact::<PyDict>() {
             self.is_new(value)?;
             self.out.extend([op::EMPTY_DICT, op::MARK]);
-            // Locked, because iteration panics if another thread changes the dict.
-            let encoder = RefCell::new(&mut *self);
-            let saved = dict.locked_for_each(|key, item| {
-                let mut encoder = encoder.borrow_mut();
-                let saved = encoder.save(&key, depth + 1).and_then(|()| encoder.save(&item, depth + 1));
-                saved.ok_or_else(not_plain)
-            });
-            saved.ok()?;
+            // A copy, because iteration panics if another thread changes the dict.
+            for pair in dict.items() {
+                let pair = pair.cast_exact::<PyTuple>().ok()?;
+                pair.iter_borrowed().try_for_each(|item| self.save(&item, depth + 1))?;
+            }
             self.out.push(op::SET_ITEMS);
         } else if let Ok(list) = value.cast_exact::<PyList>() {
             self.is_new(value)?;
@@ -182,6 +183,11 @@ impl<'py> Encoder<'_, 'py> {
         }
         self.seen.push(value.as_ptr());
         Some(())
+    }
+
+    /// As [`is_new`](Self::is_new), for text or bytes: repeated ones would take their room twice.
+    fn is_new_or_short(&mut self, value: &Bound<'py, PyAny>, len: usize) -> Option<()> {
+        if len <= SHORT_BYTES_MAX { Some(()) } else { self.is_new(value) }
     }
 
     fn save_length(&mut self, short: u8, long: u8, len: usize) -> Option<()> {
@@ -255,10 +261,6 @@ impl<'py> Encoder<'_, 'py> {
         self.out.extend([op::TUPLE_3, op::REDUCE]);
         Some(())
     }
-}
-
-fn not_plain() -> PyErr {
-    pyo3::exceptions::PyTypeError::new_err("left to pickle")
 }
 
 #[expect(unsafe_code, reason = "a flag that pyo3's numpy does not have")]
@@ -454,7 +456,9 @@ impl<'py> Decoder<'_, 'py> {
     fn set(&self, items: &[Bound<'py, PyAny>]) -> Option<()> {
         let dict = self.stack.last()?.cast_exact::<PyDict>().ok()?;
         let (pairs, []) = items.as_chunks::<2>() else { return None };
-        pairs.iter().try_for_each(|[key, item]| dict.set_item(key, item).ok())
+        // A key is hashed: of tuples in tuples that would take as long, or as deep a stack, as their sender likes.
+        let is_plain = |key: &Bound<'py, PyAny>| !key.is_instance_of::<PyTuple>();
+        pairs.iter().try_for_each(|[key, item]| is_plain(key).then(|| dict.set_item(key, item).ok())?)
     }
 
     fn array(&mut self) -> Option<()> {
@@ -465,6 +469,10 @@ impl<'py> Decoder<'_, 'py> {
         let args = args.cast_exact::<PyTuple>().ok()?;
         let (shape, name, buffer) =
             args.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>, Bound<'_, PyAny>)>().ok()?;
+        // Without one, numpy would make an array of what its memory held before.
+        if buffer.is_none() {
+            return None;
+        }
         let dtype = self.numpy.type_of(name.cast_exact::<PyString>().ok()?.to_str().ok()?)?;
         let made = self.numpy.ndarray.bind(self.py).call1((shape, dtype, buffer)).ok()?;
         self.push(made)

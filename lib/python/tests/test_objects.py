@@ -142,6 +142,8 @@ def test_the_rest_is_left_to_pickle() -> None:
     for value in (
         [shared, shared],
         [[shared]] * 2,
+        [b"x" * 100] * 2,
+        ["x" * 100] * 2,
         itself,
         deep,
         list(range(300)),
@@ -166,6 +168,18 @@ def test_the_rest_is_left_to_pickle() -> None:
         queue.enqueue([shared, shared])
         one, other = reader.dequeue()
         assert one is other
+        # Twice its bytes would not fit.
+        text = b"x" * 40_000
+        queue.enqueue({"a": text, "b": text})
+        assert reader.dequeue() == {"a": text, "b": text}
+
+
+def test_keys_that_take_long_to_hash_are_left_to_pickle() -> None:
+    with link_of_two() as (here, there):
+        for key, is_plain in ((b"K\x01", True), (b"K\x01\x85", False)):
+            program = b"\x80\x05}(" + key + b"Nu."
+            head = (0x316A624F).to_bytes(4, "little") + bytes(4) + len(program).to_bytes(8, "little")
+            assert (decode(crossed(here, there, head + program), True) is not None) == is_plain
 
 
 def test_no_bytes_of_a_sender_do_harm() -> None:

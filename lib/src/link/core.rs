@@ -762,7 +762,11 @@ impl Core {
             self.reclaim_orphans(me, pool, &mut done);
         }
         for table in (0..TABLES).filter_map(|i| self.table(i)) {
-            done.readmitted += table.readmit_unknown(me, dead.seat);
+            done.readmitted += table.readmit_unknown(me);
+            // One that may still run could go on with its move.
+            if !keep_seated {
+                table.end_move(dead.seat, || self.seats.is_seated(dead));
+            }
         }
         // Before the seat is vacated: if this process dies in between, the next recovery continues from here.
         self.seats.record_end(

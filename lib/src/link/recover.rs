@@ -42,6 +42,18 @@ impl Link {
         self.attachment.become_host()
     }
 
+    /// The user that owns the lock file of this link, and its mode: they decide which processes can attach, and hand out memory
+    /// without names. It is the file that this handle opened when it attached, whatever has its name now.
+    ///
+    /// # Errors
+    /// [`System`](crate::ErrorKind::System).
+    pub fn lock_file_owner(&self) -> Result<(u32, u32)> {
+        let owner = self.shared.lock.owner();
+        let (uid, _, mode) =
+            owner.map_err(|error| Error::system(&self.shared.store.link, "look at its lock file", error))?;
+        Ok((uid, mode & 0o7777))
+    }
+
     /// Recovers participants that have ended: their loans, received messages and seats. Messages that they had sent stay
     /// queued. Other participants are not disturbed.
     ///

@@ -174,7 +174,8 @@ impl Hints {
         for bitmap in (0..=RESERVE).rev() {
             for i in 0..self.words() {
                 let word = self.word(bitmap, i);
-                let mut found = word.load(Ordering::Relaxed) & self.valid_bits(i);
+                // MOVED: a search that misses the bits of a mover sees its count.
+                let mut found = word.load(Ordering::Acquire) & self.valid_bits(i);
                 while found != 0 {
                     let bit = found & found.wrapping_neg();
                     // HINT
@@ -203,12 +204,13 @@ impl Hints {
         (0..MAX_SEATS).try_fold(0, |sum, seat| add_moves(sum, self.move_count(seat)))
     }
 
-    /// Ends a move of a dead participant, after its hints were readmitted.
-    pub(crate) fn end_move(&self, dead: SeatIndex) {
+    /// Ends a move of `dead`, after its hints were readmitted, if it `is_seated`: later the count is its successor's.
+    pub(crate) fn end_move(&self, dead: SeatIndex, is_seated: impl FnOnce() -> bool) {
         let word = self.move_count(dead.as_usize());
-        let count = word.load(Ordering::Relaxed);
-        if !count.is_multiple_of(2) {
-            // MOVED. It fails if another has ended it, or if the participant lives and goes on.
+        // Before the look at the seat: only a recoverer that has ended the move vacates it.
+        let count = word.load(Ordering::Acquire);
+        if !count.is_multiple_of(2) && is_seated() {
+            // MOVED. It fails if another recoverer has ended it.
             let _ = word.compare_exchange(count, count.wrapping_add(1), Ordering::Release, Ordering::Relaxed);
         }
     }

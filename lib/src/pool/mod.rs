@@ -141,9 +141,9 @@ impl OwnerTable {
         owner.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(claimed)
     }
 
-    /// Gives `seat` every free buffer that is in no bitmap, because `dead` died between freeing it and setting its hint, or
-    /// while it moved the hint. Returns their number.
-    pub(crate) fn readmit_unknown(&self, seat: SeatIndex, dead: SeatIndex) -> u32 {
+    /// Gives `seat` every free buffer that is in no bitmap, because a process died between freeing it and setting its hint,
+    /// or while it moved the hint. Returns their number.
+    pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
         let mut readmitted = 0;
         for i in 0..self.hints.word_count() {
             let mut rest = self.hints.unknown(i);
@@ -156,8 +156,12 @@ impl OwnerTable {
                 }
             }
         }
-        self.hints.end_move(dead);
         readmitted
+    }
+
+    /// Ends a move of hints that `dead` began, as [`Hints::end_move`] does.
+    pub(crate) fn end_move(&self, dead: SeatIndex, is_seated: impl FnOnce() -> bool) {
+        self.hints.end_move(dead, is_seated);
     }
 }
 

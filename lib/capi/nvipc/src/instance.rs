@@ -14,6 +14,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
+use shmesh_sys::cancel::Uncancelled;
+
 use crate::backend::Backend;
 use crate::guard::guarded;
 use crate::idle::IdleCalls;
@@ -170,6 +172,8 @@ impl Instance {
     #[cold]
     fn first_call<T>(ipc: *const nv_ipc_t, act: impl FnOnce(Lookup<'_>) -> T) -> T {
         let Some(instance) = Self::of(ipc) else { return act(Lookup::Unknown) };
+        // The end of a state that was kept closes files, where a thread could be cancelled.
+        let uncancelled = Uncancelled::new();
         let (turn, open) = {
             let open = instance.open();
             // Changed only with the lock held.
@@ -179,6 +183,7 @@ impl Instance {
         if open.backend.may_linger() {
             instance.keep(Some((instance, turn, Arc::clone(&open))));
         }
+        drop(uncancelled);
         act(Lookup::Open(&open))
     }
 

@@ -19,6 +19,10 @@ impl Shared {
     /// Recovers what the secondary left. It must have ended.
     pub(super) fn recover(&self) {
         let _alone = self.alone();
+        // The mappings show zeros then.
+        if self.check_open().is_err() {
+            return;
+        }
         // In use: held by us, or queued.
         let mut used: [Vec<bool>; PoolId::COUNT] = std::array::from_fn(|i| {
             let pool = self.pools[i].as_ref();

@@ -163,12 +163,9 @@ class MessageQueue:
         return bool(self._writers)
 
     def _is_own(self) -> bool:
-        """Whether only processes of this user can write the queue: its memory has no name, and is given to those that may connect to a
-        socket beside its lock file.
-        """
-        with os.scandir(self.directory) as entries:
-            files = [entry.stat(follow_symlinks=False) for entry in entries if entry.name.startswith((f"{self.name}.", f"{self.name}_"))]
-        return bool(files) and all(file.st_uid == os.geteuid() and not file.st_mode & 0o022 for file in files)
+        """Whether only processes of this user can have written the queue: its lock file, which is open, says who may attach."""
+        uid, mode = self._link.lock_file_owner()
+        return uid == os.geteuid() and not mode & 0o022
 
     def __reduce__(self) -> Any:
         raise TypeError(f"queue {self.name}: pass its name, and let each reader `attach` with its rank")

@@ -26,8 +26,6 @@ use super::{
 
 /// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
 const SEARCH: Duration = Duration::from_millis(10);
-/// Number of calls that find no free buffer, per look at the clock.
-const LOOK_EVERY: u32 = 16;
 
 /// How long the signal of a consumed post may be delayed. A later signal counts as one without a post: the peer may have
 /// died in between, or have posted before the descriptor existed.
@@ -122,8 +120,6 @@ struct Endpoint {
     early: u32,
     late: LateSignals,
     searched: Option<Instant>,
-    /// Number of calls that found no free buffer, modulo 2^32.
-    refused: u32,
     link: PinnedLink,
 }
 
@@ -215,7 +211,6 @@ impl LinkBackend {
                 early: 0,
                 late: LateSignals::default(),
                 searched: None,
-                refused: 0,
                 link: PinnedLink::new(link),
             })),
             sleepers: Mutex::new(Vec::new()),
@@ -379,12 +374,7 @@ impl Endpoint {
         match take() {
             Ok(loan) => Ok(loan),
             Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
-                // Dead participants may hold the missing buffers, and there may be no other process to recover them. A caller
-                // that polls does little else, so it does not read the clock each time.
-                self.refused = self.refused.wrapping_add(1);
-                if self.searched.is_some() && !self.refused.is_multiple_of(LOOK_EVERY) {
-                    return Err(failed(&error));
-                }
+                // Dead participants may hold the missing buffers, and there may be no other process to recover them.
                 let now = Instant::now();
                 if self.searched.is_some_and(|before| now.duration_since(before) < SEARCH) {
                     return Err(failed(&error));
