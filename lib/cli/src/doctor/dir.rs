@@ -57,6 +57,8 @@ pub(super) struct Facts {
     pub(super) seen: Result<(Mount, usize), Unknown>,
     /// The result of creating a trial file.
     pub(super) scratch: Scratch,
+    /// Links in NVIPC's layout, with a remark about their primaries.
+    pub(super) nvipc_links: Vec<String>,
 }
 
 impl Facts {
@@ -67,13 +69,23 @@ impl Facts {
             Ok(_) => scratch(dir),
             Err(_) => Scratch { file: Err(Errno::ENOENT), anonymous: Err(Errno::ENOENT) },
         };
-        Self { dir: dir.to_owned(), owner, space: space(dir), seen: seen(source, dir), scratch }
+        let nvipc_links = nvipc_links(dir);
+        Self { dir: dir.to_owned(), owner, space: space(dir), seen: seen(source, dir), scratch, nvipc_links }
     }
 
     /// The mount of the directory, if known.
     pub(super) fn mount(&self) -> Option<&Mount> {
         self.seen.as_ref().ok().map(|(mount, _)| mount)
     }
+}
+
+/// Lists the links in NVIPC's layout.
+fn nvipc_links(dir: &Path) -> Vec<String> {
+    let names = shmesh::inspect::names(dir).unwrap_or_default();
+    let remark = |is_served| if is_served { "its primary lives" } else { "no primary" };
+    let link =
+        |name| crate::nvipc::seen(dir, name).map(|seen| format!("{name} ({})", remark(seen.is_served)));
+    names.iter().filter_map(link).collect()
 }
 
 /// Reads mode and owner. Fails if the path is not a directory.

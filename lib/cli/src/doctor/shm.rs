@@ -45,7 +45,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
             "Try a link: it fails at start if it does not fit.",
         )),
     }
-    findings.extend(theirs(&facts.dir));
+    findings.extend(nvipc_links(&facts.nvipc_links));
     findings.push(mount(&facts.seen));
     findings.push(writable(facts, owner));
     findings
@@ -165,19 +165,11 @@ fn inodes(space: &Space) -> Finding {
 }
 
 /// The finding about links in NVIPC's layout, if there are any: while they are in use, their files must stay.
-fn theirs(dir: &std::path::Path) -> Option<Finding> {
-    let names = shmesh::inspect::names(dir).ok()?;
-    let theirs: Vec<String> = names
-        .iter()
-        .filter_map(|name| {
-            let seen = crate::nvipc::seen(dir, name)?;
-            Some(format!("{name} ({})", if seen.is_served { "its primary lives" } else { "no primary" }))
-        })
-        .collect();
+fn nvipc_links(links: &[String]) -> Option<Finding> {
     let means = "NVIPC's own layout, of NVIPC or of libshmesh_nvipc with layout nvipc: leave their files alone while a process \
                  uses them; `shmesh dump` shows what is queued.";
-    (!theirs.is_empty()).then(|| {
-        Finding::new("dir.nvipc", FindingStatus::Note, json!(theirs), theirs.join(", "), means.to_owned())
+    (!links.is_empty()).then(|| {
+        Finding::new("dir.nvipc", FindingStatus::Note, json!(links), links.join(", "), means.to_owned())
     })
 }
 

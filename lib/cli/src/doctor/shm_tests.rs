@@ -11,6 +11,7 @@ fn facts() -> Facts {
         space: Ok(Space { kind: "tmpfs".into(), size: Some(1 << 30), free: Some(1 << 29), inodes: Some(80) }),
         seen: parsed("9 1 0:9 / /dev/shm rw,nosuid,nodev,noexec - tmpfs tmpfs rw,size=1048576k"),
         scratch: Scratch { file: Ok(std::fs::File::open("/").unwrap().into()), anonymous: Ok(()) },
+        nvipc_links: Vec::new(),
     }
 }
 
@@ -29,6 +30,15 @@ fn healthy_directory_has_no_problems() {
     assert_eq!(by_id(&found, "dir.space").shown, "1 GiB, 512 MiB free");
     assert_eq!(by_id(&found, "dir.path").shown, "/dev/shm (1777 0:0)");
     assert!(by_id(&found, "dir.inodes").means.contains("about 10 links"));
+}
+
+#[test]
+fn links_in_nvipcs_layout_are_noted() {
+    let mut facts = facts();
+    facts.nvipc_links = vec!["fapi (no primary)".to_owned()];
+    let found = findings(&facts);
+    let note = by_id(&found, "dir.nvipc");
+    assert_eq!((note.status, note.shown.as_str()), (FindingStatus::Note, "fapi (no primary)"));
 }
 
 #[test]
