@@ -64,7 +64,7 @@ mod _shmesh {
     #[pymodule_export]
     use crate::message::Message;
     #[pymodule_export]
-    use crate::object::{decode, encode};
+    use crate::object::{decode, encode, object_places, parts};
     #[pymodule_export]
     use crate::pending::PendingReply;
     #[pymodule_export]
@@ -77,6 +77,8 @@ mod _shmesh {
         module.add("INLINE_MAX_BYTES", shmesh::INLINE_MAX_BYTES)?;
         module.add("REQUEST_INLINE_MAX_BYTES", shmesh::REQUEST_INLINE_MAX_BYTES)?;
         module.add("DEFAULT_DIR", shmesh::DEFAULT_DIR)?;
+        module.add("BUFFERS_MAX", crate::object::BUFFERS_MAX)?;
+        module.add("PLAIN_TYPES", crate::object::PLAIN_TYPES)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 

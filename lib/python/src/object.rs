@@ -4,7 +4,9 @@
 //! calls. For the objects that most messages are, this is several times as much as copying them. Here they are written and
 //! read directly, in the same format (protocol 5); [`encode`] and [`decode`] leave every other object to pickle.
 //!
-//! Reading runs no code that the sender chooses.
+//! [`decode`] reads more than [`encode`] writes: all plain values, and arrays and numbers of numpy, that pickle writes with the
+//! reducers of `_objects.py`. Reading runs no code that the sender chooses, and takes no more time and stack than the bytes of the
+//! object let expect. So it alone reads what a sender that is not trusted has sent.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,7 +18,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
-    PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMemoryView, PyString, PyTuple, PyType,
+    IntoPyDict, PyBool, PyByteArray, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyMemoryView, PySet,
+    PyString, PyTuple, PyType,
 };
 
 use crate::message::{Message, MessageHold, Part};
@@ -29,15 +32,18 @@ const HEAD_BYTES: usize = 16;
 /// Buffers are at multiples of this.
 const ALIGN: usize = 64;
 /// Maximum number of buffers of one object.
-const BUFFERS_MAX: usize = 256;
+pub(crate) const BUFFERS_MAX: usize = 256;
 /// Larger objects are left to pickle, which writes equal strings once.
 const VALUES_MAX: usize = 256;
 const DEPTH_MAX: usize = 32;
 /// Text and bytes up to this length are written each time.
 const SHORT_BYTES_MAX: usize = 64;
 /// The element types that are written by name: those without fields, references and metadata.
-const PLAIN_TYPES: [&str; 16] =
-    ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "F", "D"];
+pub(crate) const PLAIN_TYPES: &str = "?bBhHiIlLqQefdFD";
+/// The kinds of element types whose values are their bytes: numbers, times and text.
+const KINDS_OF_VALUES: &str = "biufcmMSU";
+/// Maximum length of the name of an element type.
+const TYPE_NAME_MAX: usize = 32;
 
 /// The opcodes of pickle, protocol 5, that are used here.
 mod op {
@@ -69,32 +75,38 @@ mod op {
     pub(super) const EMPTY_DICT: u8 = b'}';
     pub(super) const SET_ITEM: u8 = b's';
     pub(super) const SET_ITEMS: u8 = b'u';
+    pub(super) const EMPTY_SET: u8 = 0x8f;
+    pub(super) const ADD_ITEMS: u8 = 0x90;
     pub(super) const MEMOIZE: u8 = 0x94;
     pub(super) const GET: u8 = b'h';
+    pub(super) const GET_4: u8 = b'j';
     pub(super) const GLOBAL: u8 = 0x93;
     pub(super) const REDUCE: u8 = b'R';
     pub(super) const NEXT_BUFFER: u8 = 0x97;
     pub(super) const READONLY: u8 = 0x98;
 }
 
-/// `numpy.ndarray`, and the element types with their names.
+/// `numpy.ndarray`, the element types with their names, and the types of their numbers.
 struct Numpy {
     ndarray: Py<PyType>,
     types: Vec<(Py<PyArrayDescr>, String)>,
+    numbers: Vec<(Py<PyType>, String)>,
 }
 
 impl Numpy {
     fn get(py: Python<'_>) -> PyResult<&Self> {
         static NUMPY: PyOnceLock<Numpy> = PyOnceLock::new();
         NUMPY.get_or_try_init(py, || {
-            let named = |code: &&str| {
-                let dtype = PyArrayDescr::new(py, *code)?;
+            let (mut types, mut numbers) = (Vec::new(), Vec::new());
+            for code in PLAIN_TYPES.chars() {
+                let dtype = PyArrayDescr::new(py, code.to_string())?;
+                let number = dtype.getattr("type")?.cast_into::<PyType>()?;
+                numbers.push((number.clone().unbind(), number.name()?.to_string()));
                 let name = dtype.getattr("str")?.extract()?;
-                Ok((dtype.unbind(), name))
-            };
-            let types = PLAIN_TYPES.iter().map(named).collect::<PyResult<_>>()?;
+                types.push((dtype.unbind(), name));
+            }
             let ndarray = py.import("numpy")?.getattr("ndarray")?.cast_into::<PyType>()?.unbind();
-            Ok(Self { ndarray, types })
+            Ok(Self { ndarray, types, numbers })
         })
     }
 
@@ -103,8 +115,43 @@ impl Numpy {
         self.types.iter().find(|(known, _)| known.is(dtype)).map(|(_, name)| name.as_str())
     }
 
-    fn type_of(&self, name: &str) -> Option<&Py<PyArrayDescr>> {
-        self.types.iter().find(|(_, known)| known == name).map(|(dtype, _)| dtype)
+    /// The element type with this name; `None` unless its values are their bytes.
+    fn type_of<'py>(&self, py: Python<'py>, name: &str) -> Option<Bound<'py, PyArrayDescr>> {
+        if let Some((dtype, _)) = self.types.iter().find(|(_, known)| known == name) {
+            return Some(dtype.bind(py).clone());
+        }
+        let is_one = name.len() <= TYPE_NAME_MAX && !name.contains([',', '(']);
+        let dtype = is_one.then(|| PyArrayDescr::new(py, name).ok())??;
+        KINDS_OF_VALUES.contains(char::from(dtype.kind())).then_some(dtype)
+    }
+
+    /// A class that objects may name.
+    fn class<'py>(&self, py: Python<'py>, module: &str, name: &str) -> Option<Bound<'py, PyType>> {
+        match (module, name) {
+            ("numpy", "ndarray") => Some(self.ndarray.bind(py).clone()),
+            ("numpy", name) => {
+                let (number, _) = self.numbers.iter().find(|(_, known)| known == name)?;
+                Some(number.bind(py).clone())
+            }
+            ("builtins", "complex") => Some(py.get_type::<PyComplex>()),
+            _ => None,
+        }
+    }
+
+    /// Whether a value is hashed in a time that does not depend on it, and collides with few others: tuples can share others to
+    /// any depth, and complex numbers and integers of any length can all have one hash.
+    fn is_key(&self, value: &Bound<'_, PyAny>) -> bool {
+        let is_number = || {
+            let class = value.get_type();
+            self.numbers.iter().any(|(number, name)| class.is(number) && !name.starts_with("complex"))
+        };
+        value.is_exact_instance_of::<PyString>()
+            || value.is_exact_instance_of::<PyBytes>()
+            || value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok()
+            || value.is_exact_instance_of::<PyFloat>()
+            || value.is_exact_instance_of::<PyBool>()
+            || value.is_none()
+            || is_number()
     }
 }
 
@@ -313,7 +360,19 @@ pub(crate) fn encode<'py>(
         return Ok(None);
     }
     encoder.out.push(op::STOP);
-    let Encoder { out: pickle, buffers, .. } = encoder;
+    let buffers = encoder.buffers.into_iter().map(|(array, len)| (array.into_any(), len)).collect();
+    parts(py, &encoder.out, buffers, msg_bytes).map(Some)
+}
+
+/// As `encode`, of a pickle and its buffers with their lengths.
+#[pyfunction]
+#[pyo3(name = "object_parts")]
+pub(crate) fn parts<'py>(
+    py: Python<'py>,
+    pickle: &[u8],
+    buffers: Vec<(Bound<'py, PyAny>, usize)>,
+    msg_bytes: usize,
+) -> PyResult<ObjectParts<'py>> {
     let mut head = Vec::with_capacity(HEAD_BYTES + 8 * buffers.len());
     head.extend(MAGIC.to_le_bytes());
     head.extend(u32::try_from(buffers.len()).unwrap_or(u32::MAX).to_le_bytes());
@@ -325,19 +384,72 @@ pub(crate) fn encode<'py>(
         PyBytes::new_with(py, head.len() + pickle.len(), |all| {
             let (first, rest) = all.split_at_mut(head.len());
             first.copy_from_slice(&head);
-            rest.copy_from_slice(&pickle);
+            rest.copy_from_slice(pickle);
             Ok(())
         })?
     } else {
         nbytes = aligned(pickle.len());
-        data.append((0, PyMemoryView::from(&PyBytes::new(py, &pickle))?))?;
+        data.append((0, PyMemoryView::from(&PyBytes::new(py, pickle))?))?;
         PyBytes::new(py, &head)
     };
-    for (array, len) in buffers {
-        data.append((nbytes, array))?;
+    for (buffer, len) in buffers {
+        data.append((nbytes, buffer))?;
         nbytes += aligned(len);
     }
-    Ok(Some((head, data, nbytes)))
+    Ok((head, data, nbytes))
+}
+
+/// The head of an object's message: what it says of the sizes, and what follows it in the MSG part.
+struct Head<'a> {
+    pickle_bytes: usize,
+    /// Eight bytes for each buffer.
+    lengths: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> Head<'a> {
+    fn of(msg: &'a [u8]) -> Option<Self> {
+        let (magic, rest) = msg.split_first_chunk()?;
+        let (count, rest) = rest.split_first_chunk()?;
+        let (pickle_bytes, rest) = rest.split_first_chunk()?;
+        let count = usize::try_from(u32::from_le_bytes(*count)).ok()?;
+        if u32::from_le_bytes(*magic) != MAGIC || count > BUFFERS_MAX {
+            return None;
+        }
+        let (lengths, rest) = rest.split_at_checked(8 * count)?;
+        let pickle_bytes = usize::try_from(u64::from_le_bytes(*pickle_bytes)).ok()?;
+        Some(Self { pickle_bytes, lengths, rest })
+    }
+
+    /// The offset of the first buffer in the DATA part.
+    fn first_offset(&self) -> Option<usize> {
+        if self.pickle_bytes <= self.rest.len() { Some(0) } else { next_offset(0, self.pickle_bytes) }
+    }
+}
+
+/// The offset of what follows a buffer in the DATA part.
+fn next_offset(offset: usize, length: usize) -> Option<usize> {
+    offset.checked_add(length)?.checked_next_multiple_of(ALIGN)
+}
+
+/// A start or an offset, and a length.
+type Place = (usize, usize);
+
+/// Where the pickle of an object is, in the MSG part or else in the DATA part, and its buffers in the DATA part. `None` if the MSG part
+/// is not that of an object. The places may be outside of the parts.
+#[pyfunction]
+pub(crate) fn object_places(msg: &[u8]) -> Option<(bool, Place, Vec<Place>)> {
+    let head = Head::of(msg)?;
+    let is_in_msg = head.pickle_bytes <= head.rest.len();
+    let start = if is_in_msg { msg.len() - head.rest.len() } else { 0 };
+    let mut offset = head.first_offset()?;
+    let mut places = Vec::new();
+    for length in head.lengths.as_chunks().0 {
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        places.push((offset, length));
+        offset = next_offset(offset, length)?;
+    }
+    Some((is_in_msg, (start, head.pickle_bytes), places))
 }
 
 /// Reads an object. Everywhere, `None` means: leave it to pickle, which also has the errors.
@@ -366,7 +478,7 @@ impl DataBuffers<'_> {
         let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
         let part = part_of(self.hold.data(), self.offset, length)?;
         self.lengths = rest;
-        self.offset = self.offset.checked_add(length)?.checked_next_multiple_of(ALIGN)?;
+        self.offset = next_offset(self.offset, length)?;
         if !self.copy {
             return part.array(py, Arc::clone(self.hold), false).ok();
         }
@@ -456,26 +568,85 @@ impl<'py> Decoder<'_, 'py> {
     fn set(&self, items: &[Bound<'py, PyAny>]) -> Option<()> {
         let dict = self.stack.last()?.cast_exact::<PyDict>().ok()?;
         let (pairs, []) = items.as_chunks::<2>() else { return None };
-        // A key is hashed: of tuples in tuples that would take as long, or as deep a stack, as their sender likes.
-        let is_plain = |key: &Bound<'py, PyAny>| !key.is_instance_of::<PyTuple>();
-        pairs.iter().try_for_each(|[key, item]| is_plain(key).then(|| dict.set_item(key, item).ok())?)
+        pairs
+            .iter()
+            .try_for_each(|[key, item]| self.numpy.is_key(key).then(|| dict.set_item(key, item).ok())?)
     }
 
-    fn array(&mut self) -> Option<()> {
-        let args = self.stack.pop()?;
-        if !self.stack.pop()?.is(&self.numpy.ndarray) {
-            return None;
-        }
-        let args = args.cast_exact::<PyTuple>().ok()?;
-        let (shape, name, buffer) =
-            args.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>, Bound<'_, PyAny>)>().ok()?;
-        // Without one, numpy would make an array of what its memory held before.
-        if buffer.is_none() {
-            return None;
-        }
-        let dtype = self.numpy.type_of(name.cast_exact::<PyString>().ok()?.to_str().ok()?)?;
-        let made = self.numpy.ndarray.bind(self.py).call1((shape, dtype, buffer)).ok()?;
+    fn add(&self, items: &[Bound<'py, PyAny>]) -> Option<()> {
+        let set = self.stack.last()?.cast_exact::<PySet>().ok()?;
+        items.iter().try_for_each(|item| self.numpy.is_key(item).then(|| set.add(item).ok())?)
+    }
+
+    fn class(&mut self) -> Option<()> {
+        let names = self.last(2)?;
+        let [module, name] = names.as_slice() else { return None };
+        let [module, name] = [module, name].map(|name| name.cast_exact::<PyString>().ok()?.to_str().ok());
+        let class = self.numpy.class(self.py, module?, name?)?;
+        self.push(class)
+    }
+
+    fn reduce(&mut self) -> Option<()> {
+        let args = self.stack.pop()?.cast_into_exact::<PyTuple>().ok()?;
+        let class = self.stack.pop()?.cast_into_exact::<PyType>().ok()?;
+        let made = if class.is(&self.numpy.ndarray) {
+            self.array(&args)?
+        } else {
+            // One of numpy's numbers, or a complex number.
+            let is_number = |arg: Borrowed<'_, '_, PyAny>| {
+                arg.is_exact_instance_of::<PyInt>()
+                    || arg.is_exact_instance_of::<PyFloat>()
+                    || arg.is_exact_instance_of::<PyBool>()
+                    || arg.is_exact_instance_of::<PyComplex>()
+            };
+            let is_one = args.len() <= 2 && args.iter_borrowed().all(is_number);
+            is_one.then(|| class.call1(args).ok())??
+        };
         self.push(made)
+    }
+
+    fn array(&self, args: &Bound<'py, PyTuple>) -> Option<Bound<'py, PyAny>> {
+        let arg = |i| args.get_item(i).ok();
+        let dtype = self.numpy.type_of(self.py, arg(1)?.cast_exact::<PyString>().ok()?.to_str().ok()?)?;
+        let (shape, ndarray) = (arg(0)?, self.numpy.ndarray.bind(self.py));
+        let made = match args.len() {
+            2 => ndarray.call1((shape, dtype)).ok()?,
+            // Without one, numpy would make an array of what its memory held before.
+            3.. if arg(2)?.is_none() => return None,
+            3 => ndarray.call1((shape, dtype, arg(2)?)).ok()?,
+            6 if arg(4)?.is_none() => {
+                ndarray.call1((shape, dtype, arg(2)?, arg(3)?, arg(4)?, arg(5)?)).ok()?
+            }
+            _ => return None,
+        };
+        let nbytes = made.getattr("nbytes").ok()?.extract::<usize>().ok()?;
+        (args.len() > 2 || nbytes == 0).then_some(made)
+    }
+
+    fn text(&mut self, len: usize) -> Option<()> {
+        let py = self.py;
+        let bytes = self.take(len)?;
+        let text = match std::str::from_utf8(bytes) {
+            Ok(text) => PyString::new(py, text).into_any(),
+            // As pickle, which writes halves of surrogate pairs, too.
+            Err(_) => PyBytes::new(py, bytes).call_method1("decode", ("utf-8", "surrogatepass")).ok()?,
+        };
+        self.push(text)
+    }
+
+    fn long(&mut self) -> Option<()> {
+        let len = self.length(false)?;
+        if let 1..=8 = len {
+            let mut number = [0; 8];
+            number[8 - len..].copy_from_slice(self.take(len)?);
+            return self.push(i64::from_le_bytes(number) >> (64 - 8 * len));
+        }
+        let py = self.py;
+        let bytes = PyBytes::new(py, self.take(len)?);
+        let signed = [("signed", true)].into_py_dict(py).ok()?;
+        let number =
+            py.get_type::<PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed)).ok()?;
+        self.push(number)
     }
 
     fn run(mut self) -> Option<Bound<'py, PyAny>> {
@@ -507,20 +678,14 @@ impl<'py> Decoder<'_, 'py> {
                     let number = i32::from_le_bytes(self.number()?);
                     self.push(number)?;
                 }
-                op::LONG => {
-                    let len @ 1..=8 = self.length(false)? else { return None };
-                    let mut number = [0; 8];
-                    number[8 - len..].copy_from_slice(self.take(len)?);
-                    self.push(i64::from_le_bytes(number) >> (64 - 8 * len))?;
-                }
+                op::LONG => self.long()?,
                 op::FLOAT => {
                     let number = f64::from_be_bytes(self.number()?);
                     self.push(number)?;
                 }
                 op::SHORT_TEXT | op::TEXT => {
                     let len = self.length(code == op::TEXT)?;
-                    let text = PyString::new(py, std::str::from_utf8(self.take(len)?).ok()?);
-                    self.push(text)?;
+                    self.text(len)?;
                 }
                 op::SHORT_BYTES | op::BYTES => {
                     let len = self.length(code == op::BYTES)?;
@@ -559,25 +724,18 @@ impl<'py> Decoder<'_, 'py> {
                     let items = self.since_mark()?;
                     self.set(&items)?;
                 }
+                op::EMPTY_SET => self.push(PySet::empty(py).ok()?)?,
+                op::ADD_ITEMS => {
+                    let items = self.since_mark()?;
+                    self.add(&items)?;
+                }
                 op::MEMOIZE => self.memo.push(self.stack.last()?.clone()),
-                op::GET => {
-                    let index = self.length(false)?;
+                op::GET | op::GET_4 => {
+                    let index = self.length(code == op::GET_4)?;
                     self.stack.push(self.memo.get(index)?.clone());
                 }
-                op::GLOBAL => {
-                    let names = self.last(2)?;
-                    let [module, name] = names.as_slice() else { return None };
-                    let text = |value: &Bound<'py, PyAny>, known: &str| {
-                        value
-                            .cast_exact::<PyString>()
-                            .is_ok_and(|text| text.to_str().is_ok_and(|text| text == known))
-                    };
-                    if !text(module, "numpy") || !text(name, "ndarray") {
-                        return None;
-                    }
-                    self.stack.push(self.numpy.ndarray.bind(py).clone().into_any());
-                }
-                op::REDUCE => self.array()?,
+                op::GLOBAL => self.class()?,
+                op::REDUCE => self.reduce()?,
                 op::NEXT_BUFFER => {
                     let buffer = self.buffers.next(py)?;
                     self.stack.push(buffer);
@@ -597,29 +755,22 @@ impl<'py> Decoder<'_, 'py> {
 fn read<'py>(
     py: Python<'py>,
     numpy: &Numpy,
-    head: &[u8],
+    msg: &[u8],
     hold: &Arc<MessageHold>,
     copy: bool,
 ) -> Option<Bound<'py, PyAny>> {
-    let (magic, rest) = head.split_first_chunk()?;
-    let (count, rest) = rest.split_first_chunk()?;
-    let (pickle_bytes, rest) = rest.split_first_chunk()?;
-    let count = usize::try_from(u32::from_le_bytes(*count)).ok()?;
-    if u32::from_le_bytes(*magic) != MAGIC || count > BUFFERS_MAX {
-        return None;
-    }
-    let (lengths, rest) = rest.split_at_checked(8 * count)?;
-    let pickle_bytes = usize::try_from(u64::from_le_bytes(*pickle_bytes)).ok()?;
+    let head = Head::of(msg)?;
     let mut outside = Vec::new();
-    let (pickle, offset) = match rest.get(..pickle_bytes) {
-        Some(pickle) => (pickle, 0),
+    let pickle = match head.rest.get(..head.pickle_bytes) {
+        Some(pickle) => pickle,
         None => {
-            let part = part_of(hold.data(), 0, pickle_bytes)?;
-            outside.resize(pickle_bytes, 0);
+            let part = part_of(hold.data(), 0, head.pickle_bytes)?;
+            outside.resize(head.pickle_bytes, 0);
             copy_out(part, &mut outside);
-            (outside.as_slice(), aligned(pickle_bytes))
+            outside.as_slice()
         }
     };
+    let (lengths, offset) = (head.lengths, head.first_offset()?);
     let buffers = DataBuffers { hold, lengths, offset, copy };
     Decoder { py, numpy, pickle, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), buffers }.run()
 }
@@ -634,6 +785,6 @@ pub(crate) fn decode<'py>(
 ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
     let hold = message.hold()?;
     // A copy, because the sender could still change it.
-    let head = hold.msg().to_vec();
-    Ok(read(py, Numpy::get(py)?, &head, &hold, copy).map(|value| (value,)))
+    let msg = hold.msg().to_vec();
+    Ok(read(py, Numpy::get(py)?, &msg, &hold, copy).map(|value| (value,)))
 }

@@ -12,7 +12,7 @@ import pytest
 
 import shmesh
 from shmesh import _objects
-from shmesh._shmesh import Link, decode, encode
+from shmesh._shmesh import Link, decode, encode, object_parts
 
 PLAIN = "?bBhHiIlLqQefdFD"
 ROOMY = 1 << 14
@@ -74,6 +74,8 @@ def assert_same(found: Any, value: Any) -> None:
         assert len(found) == len(value)
         for one, other in zip(found, value):
             assert_same(one, other)
+    elif isinstance(value, set):
+        assert found == value
     else:
         assert repr(found) == repr(value)
 
@@ -114,18 +116,40 @@ def assert_same_but_read_only(found: Any, value: Any, buffer_min: int) -> None:
             assert_same_but_read_only(one, other, buffer_min)
 
 
-def test_what_pickle_writes_is_read_where_it_is_plain() -> None:
+def test_all_plain_values_that_pickle_writes_are_read() -> None:
     draw = random.Random(8)
     with link_of_two() as (here, there):
-        for value in [*(values(draw) for _ in range(100)), [[1]] * 3, list(range(2000)), -(1 << 62), 1 << 31]:
+        more: list[Any] = [
+            [[1]] * 3,
+            list(range(2000)),
+            [str(i) for i in range(400)] * 2,
+            -(1 << 62),
+            1 << 31,
+            -(1 << 100),
+            1 << 2000,
+            "\ud800",
+            {1, "two", b"3"},
+            {None: 1, 2.5: 2, np.int64(3): 4, np.float32(0.5): 5},
+            [1 + 2j, bytearray(3)],
+            [np.dtype(char).type(1) for char in PLAIN],
+            np.zeros(3, ">f4"),
+            np.zeros((0, 3), np.int16),
+            np.arange(12.0).reshape(3, 4).T,
+            np.arange(12.0)[::3],
+            np.array(["a", "bcd"]),
+            np.array([b"a", b"bcd"]),
+            np.array(["2020-01-01", "NaT"], "M8[D]"),
+            np.array([5], "m8[25s]"),
+        ]
+        for value in [*(values(draw) for _ in range(100)), *more]:
             parts = _objects.Parts.of(value, ROOMY, _objects._pickler)
             data = np.zeros(parts.nbytes, np.uint8)
             parts.write(data)
             message = crossed(here, there, parts.head, data)
             plain = decode(message, True)
-            if plain is not None:
-                assert_same(plain[0], value)
-            assert_same(_objects.read(message, copy=True, what="test"), value)
+            assert plain is not None, value
+            assert_same(plain[0], value)
+            assert_same(_objects.read(message, copy=True, what="test", head=bytes(message)), value)
 
 
 class Text(str):
@@ -174,12 +198,72 @@ def test_the_rest_is_left_to_pickle() -> None:
         assert reader.dequeue() == {"a": text, "b": text}
 
 
+def message_of(program: bytes) -> bytes:
+    """The MSG part of an object without buffers."""
+    return object_parts(program, [], ROOMY)[0]
+
+
+# Opcodes that leave a value on the stack: a tuple of two times the same tuple, and so on.
+SHARED = b")" + b"".join(b"\x94h" + bytes([i]) + b"\x86" for i in range(60))
+LONG_TO_HASH = {
+    "tuple of tuples": b"K\x01\x85",
+    "as deep as it is long": b")" + b"\x85" * 10_000,
+    "a tuple of 2^60 others": SHARED,
+    "integers with one hash": b"\x8a\x0a" + (7 * ((1 << 61) - 1)).to_bytes(10, "little"),
+    "complex numbers with one hash": b"\x8c\x08builtins\x8c\x07complex\x93K\x01K\x02\x86R",
+    "numpy's of them": b"\x8c\x05numpy\x8c\x09complex64\x93K\x01\x85R",
+}
+
+
 def test_keys_that_take_long_to_hash_are_left_to_pickle() -> None:
     with link_of_two() as (here, there):
-        for key, is_plain in ((b"K\x01", True), (b"K\x01\x85", False)):
-            program = b"\x80\x05}(" + key + b"Nu."
-            head = (0x316A624F).to_bytes(4, "little") + bytes(4) + len(program).to_bytes(8, "little")
-            assert (decode(crossed(here, there, head + program), True) is not None) == is_plain
+        for key, is_plain in ((b"K\x01", True), *((key, False) for key in LONG_TO_HASH.values())):
+            for program in (b"}(" + key + b"Nu.", b"}" + key + b"Ns.", b"\x8f(" + key + b"\x90."):
+                assert (decode(crossed(here, there, message_of(program)), True) is not None) == is_plain
+
+
+EXHAUSTING = {
+    **{name: b"}(" + key + b"Nu." for name, key in LONG_TO_HASH.items()},
+    "deep keys": b"})" + b"\x85" * 200_000 + b"Ns.",
+    "deep elements": b"\x8f()" + b"\x85" * 200_000 + b"\x90.",
+    "a frozen set of deep ones": b"()" + b"\x85" * 200_000 + b"\x91.",
+    "a set by its class": b"\x8c\x08builtins\x8c\x03set\x93" + SHARED + b"\x85\x85R.",
+    "a memo of 2^31 places": b"Nr\xff\xff\xff\x7f.",
+    "a million bytes of nothing": b"\x8c\x08builtins\x8c\x09bytearray\x93J\x40\x42\x0f\x00\x85R.",
+    "memory as it was before": b"\x8c\x05numpy\x8c\x07ndarray\x93K\x09\x85\x8c\x03<i8\x86R.",
+    "strings of pointers": b"\x8c\x05numpy\x8c\x07ndarray\x93K\x01\x85\x8c\x01TC\x10" + bytes(16) + b"\x87R.",
+}
+
+
+def put(queue: shmesh.MessageQueue, program: bytes) -> None:
+    parts = _objects.Parts(*object_parts(program, [], ROOMY))
+    link = queue._link
+    if parts.nbytes:
+        parts.send(link.loan(len(parts.head), parts.nbytes))
+    else:
+        link.send(parts.head)
+
+
+@pytest.mark.parametrize("name", EXHAUSTING)
+def test_pickles_that_exhaust_a_reader_are_refused(name: str) -> None:
+    """Where the writer is not trusted. They crash `pickle.loads`, or take as much time or memory as a sender likes."""
+    with (
+        shmesh.MessageQueue(1 << 21, name="queue") as queue,
+        shmesh.MessageQueue.attach("queue", allow_pickle=False) as careful,
+    ):
+        put(queue, EXHAUSTING[name])
+        with pytest.raises(shmesh.Denied, match="allow_pickle=True"):
+            careful.dequeue()
+
+
+def test_values_that_are_deep_or_shared_are_harmless() -> None:
+    with (
+        shmesh.MessageQueue(1 << 21, name="queue") as queue,
+        shmesh.MessageQueue.attach("queue", allow_pickle=False) as careful,
+    ):
+        for program in (b")" + b"\x85" * 200_000 + b".", b"]" + b"]" * 200_000 + b"a" * 200_000 + b".", SHARED + b"."):
+            put(queue, program)
+            assert len(careful.dequeue()) > 0
 
 
 def test_no_bytes_of_a_sender_do_harm() -> None:

@@ -6,7 +6,6 @@ It is a broadcast link. Readers send one message the other way when they attach:
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import secrets
@@ -16,12 +15,10 @@ import time
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from . import _array
 from ._errors import Denied, Error, Exhausted, Invalid, NotFound, PeerDied, Timeout, TooLong
 from ._link import Link, PeerEvent
-from ._objects import PLAIN_SCALARS, Parts, read
+from ._objects import Parts, read
 from ._shmesh import Message
 
 __all__ = ["MessageQueue"]
@@ -34,22 +31,6 @@ _BUFFER_MIN = 12_288
 _PAUSE = 1e-3
 # How long a task waits before it checks whether the queue was closed.
 _LOOK_AGAIN = 1.0
-
-# What an object of a writer that is not trusted may be made of. Nothing of numpy that takes a `dtype`, whose state can claim that
-# pointers are none.
-_HARMLESS = {
-    ("builtins", "bytearray"),
-    ("builtins", "complex"),
-    ("builtins", "frozenset"),
-    ("builtins", "set"),
-    ("builtins", "slice"),
-    ("collections", "OrderedDict"),
-    ("collections", "deque"),
-    ("datetime", "date"),
-    ("datetime", "datetime"),
-    ("datetime", "timedelta"),
-    *(("numpy", scalar.__name__) for scalar in PLAIN_SCALARS),
-}
 
 
 class MessageQueue:
@@ -150,7 +131,7 @@ class MessageQueue:
                 raise NotFound(f"queue {name}: no writer is there after {timeout} s; start it, or pass a longer timeout")
             time.sleep(_PAUSE)
         queue._allow_pickle = queue._is_own() if allow_pickle is None else allow_pickle
-        queue._loads = pickle.loads if queue._allow_pickle else _loads_harmless
+        queue._loads = pickle.loads if queue._allow_pickle else _refuse
         queue._link.notify_releases()
         queue._link.send_inline(_HELLO.pack(rank, queue._link.seat, os.getpid()))
         return queue
@@ -422,26 +403,9 @@ def _peer_died(text: str, rank: int | None) -> PeerDied:
     return error
 
 
-class _Harmless(pickle.Unpickler):
-    def find_class(self, module: str, name: str, /) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return _array_of_values
-        if (module, name) in _HARMLESS:
-            return super().find_class(module, name)
-        raise Denied(
-            f"the object needs {module}.{name}, and the writer of this queue is not trusted: attach with allow_pickle=True if it may "
-            "run any code in this process"
-        )
-
-
-def _array_of_values(shape: Any, name: Any, *rest: Any) -> Any:
-    """As `numpy.ndarray`, which makes objects of a sender's bytes, too."""
-    dtype = np.dtype(name)
-    if dtype.hasobject:
-        raise Denied("the object has an array of pointers, and the writer of this queue is not trusted")
-    return np.ndarray(shape, dtype, *rest)
-
-
-def _loads_harmless(pickled: Any, *, buffers: Any) -> Any:
-    """Unpickles only plain values and numpy arrays."""
-    return _Harmless(io.BytesIO(pickled), buffers=buffers).load()
+def _refuse(_pickled: Any, *, buffers: Any) -> Any:
+    raise Denied(
+        "the object is of more than dicts, lists, tuples, sets, text, bytes, numbers, and numpy numbers and arrays of numbers, text or times, "
+        "or has other keys than text, bytes and numbers, and the writer of this queue is not trusted: attach with allow_pickle=True if it may "
+        "run any code in this process"
+    )

@@ -1,7 +1,7 @@
 """Any object as one message: its pickle, and the memory of its arrays, which is not pickled.
 
-The MSG part has the number of buffers, the bytes of the pickle and of each buffer, and the pickle if it fits; the DATA part the pickle
-if it does not, and the buffers, each at a multiple of 64 bytes.
+`object.rs` defines the MSG part, which has the sizes of pickle and buffers and the pickle if it fits, and the DATA part, which has the
+pickle if it does not fit, and the buffers.
 """
 
 from __future__ import annotations
@@ -9,32 +9,22 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ._errors import Damaged
-from ._shmesh import Loan, Message, decode, encode
+from ._shmesh import BUFFERS_MAX, PLAIN_TYPES, Loan, Message, decode, encode, object_parts, object_places
 
-_HEAD = struct.Struct("<IIQ")
-_MAGIC = 0x316A624F
-_ALIGN = 64
 # A smaller buffer is cheaper as a part of the pickle.
 _BUFFER_MIN = 1024
-# Limit per object, so that the sizes fit into the MSG part with the pickle.
-_BUFFERS_MAX = 256
-
-# Exceptions of parsing data that another process has written.
-_NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
 
 Pickler = Callable[..., pickle.Pickler]
 
-_PLAIN_TYPES = [np.dtype(char) for char in "?bBhHiIlLqQefdFD"]
+_PLAIN_TYPES = [np.dtype(char) for char in PLAIN_TYPES]
 # By identity, because an equal type may have metadata.
 _NAME_OF_TYPE = {id(dtype): dtype.str for dtype in _PLAIN_TYPES}
-PLAIN_SCALARS = {dtype.type for dtype in _PLAIN_TYPES}
 
 
 def _reduce_array(array: Any) -> Any:
@@ -67,7 +57,7 @@ class _Reducers(dict[type, Callable[[Any], Any]]):
         return copyreg.dispatch_table[kind]
 
 
-_REDUCERS = _Reducers(dict.fromkeys(PLAIN_SCALARS, _reduce_scalar) | {np.ndarray: _reduce_array})
+_REDUCERS = _Reducers({dtype.type: _reduce_scalar for dtype in _PLAIN_TYPES} | {np.ndarray: _reduce_array})
 
 
 def _pickler(file: io.BytesIO, *, protocol: int, buffer_callback: Any) -> pickle.Pickler:
@@ -92,34 +82,19 @@ class Parts:
     ) -> Parts:
         """Splits an object, for buffers with ``msg_bytes`` in their MSG part. Arrays below ``buffer_min`` bytes are pickled."""
         if pickler is None and (plain := encode(value, msg_bytes, buffer_min)) is not None:
-            head, pieces, nbytes = plain
-            return cls(head, pieces, nbytes)
-        buffers: list[memoryview] = []
+            return cls(*plain)
+        buffers: list[tuple[memoryview, int]] = []
 
         def keep_out(buffer: pickle.PickleBuffer) -> bool:
             raw = buffer.raw()
-            if raw.nbytes < buffer_min or len(buffers) == _BUFFERS_MAX:
+            if raw.nbytes < buffer_min or len(buffers) == BUFFERS_MAX:
                 return True
-            buffers.append(raw)
+            buffers.append((raw, raw.nbytes))
             return False
 
         file = io.BytesIO()
         (pickler or _pickler)(file, protocol=5, buffer_callback=keep_out).dump(value)
-        pickled = file.getvalue()
-        head = _HEAD.pack(_MAGIC, len(buffers), len(pickled))
-        if buffers:
-            head += struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers))
-        data: list[tuple[int, Any]] = []
-        nbytes = 0
-        if len(head) + len(pickled) <= msg_bytes:
-            head += pickled
-        else:
-            data.append((0, memoryview(pickled)))
-            nbytes = _aligned(len(pickled))
-        for buffer in buffers:
-            data.append((nbytes, buffer))
-            nbytes += _aligned(buffer.nbytes)
-        return cls(head, data, nbytes)
+        return cls(*object_parts(file.getvalue(), buffers, msg_bytes))
 
     def write(self, data: np.ndarray) -> None:
         """Writes the DATA part."""
@@ -137,10 +112,6 @@ class Parts:
             # A caller that keeps the exception would keep the frames with the loan.
             loan.drop()
             raise
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 def read(
@@ -161,29 +132,17 @@ def read(
         return plain[0]
     if head is None:
         head = bytes(message)
-    try:
-        magic, count, pickle_bytes = _HEAD.unpack_from(head)
-        if magic != _MAGIC or count > _BUFFERS_MAX:
-            raise ValueError("it does not begin as one")
-        lengths = struct.unpack_from(f"<{count}Q", head, _HEAD.size) if count else ()
-        rest = memoryview(head)[_HEAD.size + 8 * count :]
-        offset = 0
-        bytes_of_data = (message.data if data is None else data) if count or len(rest) < pickle_bytes else None
-        if len(rest) >= pickle_bytes:
-            pickled: Any = rest[:pickle_bytes]
-        elif bytes_of_data is not None and pickle_bytes <= bytes_of_data.size:
-            # A copy, because the sender could still change it meanwhile.
-            pickled = bytes_of_data[:pickle_bytes].tobytes()
-            offset = _aligned(pickle_bytes)
-        else:
-            raise ValueError(f"it has no room for {pickle_bytes} bytes of pickle")
-        buffers = []
-        for length in lengths:
-            if bytes_of_data is None or offset + length > bytes_of_data.size:
-                raise ValueError(f"it has no room for a buffer of {length} bytes")
-            buffer = bytes_of_data[offset : offset + length]
-            buffers.append(bytearray(buffer) if copy else buffer)
-            offset += _aligned(length)
-    except _NONSENSE as wrong:
-        raise Damaged(f"{what}: received a message that is not an object: {wrong}") from None
+    if (places := object_places(head)) is None:
+        raise Damaged(f"{what}: received a message that is not an object: it does not begin as one")
+    is_in_head, (start, length), in_data = places
+
+    def part(offset: int, nbytes: int) -> np.ndarray:
+        all_of_it = message.data if data is None else data
+        if offset + nbytes > all_of_it.size:
+            raise Damaged(f"{what}: received a message that is not an object: its DATA part lacks {nbytes} bytes at {offset}")
+        return all_of_it[offset : offset + nbytes]
+
+    # A copy, because the sender could still change it meanwhile.
+    pickled = head[start : start + length] if is_in_head else part(start, length).tobytes()
+    buffers = [bytearray(part(*place)) if copy else part(*place) for place in in_data]
     return loads(pickled, buffers=buffers)

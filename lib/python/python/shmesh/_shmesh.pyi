@@ -8,8 +8,10 @@ import numpy as np
 from typing_extensions import Self, disjoint_base
 
 __all__ = [
+    "BUFFERS_MAX",
     "DEFAULT_DIR",
     "INLINE_MAX_BYTES",
+    "PLAIN_TYPES",
     "REQUEST_INLINE_MAX_BYTES",
     "Batch",
     "BatchLayout",
@@ -28,12 +30,16 @@ __all__ = [
     "create_leased",
     "decode",
     "encode",
+    "object_parts",
+    "object_places",
     "open_leased",
     "remove_unused",
 ]
 
+BUFFERS_MAX: Final[int]
 DEFAULT_DIR: Final[str]
 INLINE_MAX_BYTES: Final[int]
+PLAIN_TYPES: Final[str]
 REQUEST_INLINE_MAX_BYTES: Final[int]
 __version__: Final[str]
 
@@ -371,3 +377,7 @@ class GpuSession:
     def end(self) -> None: ...
 def encode(value: Any, msg_bytes: int, buffer_min: int) -> tuple[bytes, list[tuple[int, Any]], int] | None: ...
 def decode(message: Message, copy: bool) -> tuple[Any] | None: ...
+def object_parts(
+    pickle: bytes, buffers: list[tuple[Any, int]], msg_bytes: int
+) -> tuple[bytes, list[tuple[int, Any]], int]: ...
+def object_places(msg: bytes) -> tuple[bool, tuple[int, int], list[tuple[int, int]]] | None: ...
