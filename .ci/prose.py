@@ -53,6 +53,8 @@ REGULAR = re.compile(r"^[A-Z][a-z]+(?:[^e]ed|ing)$")
 NOUNS = {"Backing", "Embed", "Feed", "Finding", "Mapping", "Need", "Ring", "Seed", "Setting", "Shared", "Speed", "Thing"}
 OLD = re.compile(
     r"\b(?:seldom|Seldom|steward|Steward|sweeper|rivals|Keeper|Doctor(?!\()|unsaid)\b(?!\()|shmesh[-_]kubelet\b(?![-_]api)|shmesh[-_]gate"
+    # Words of their own in a text.
+    r"|\b(?:struct|enum|union|trait|type|mod|fn|let|let mut) (?:Desk|Door|Gate|Hub|Room|Slab|Stock|ToHub|desk|gate|hub|slab|stock)\b"
 )
 # Type names that may be defined in several places: each means the same thing in all of them.
 SHARED_TYPES = set(

@@ -68,6 +68,9 @@ class Prose(unittest.TestCase):
     def test_old_names_are_found(self):
         self.assertEqual(rust("use shmesh_kubelet::Node;\n"), {("old name", "shmesh_kubelet")})
         self.assertEqual(rust("use shmesh_kubelet_api::Device;\n"), set())
+        self.assertEqual(rust("pub(super) struct Room {\n"), {("old name", "struct Room")})
+        self.assertEqual(rust("    fn gate(&self) -> u64;\n"), {("old name", "fn gate")})
+        self.assertEqual(rust("// Room for the gate of a hub.\nlet gates = 1;\n"), set())
 
     def test_type_names_that_are_defined_again_are_found(self):
         def twice(*sources):

@@ -1,6 +1,6 @@
-//! A hub with a link for each of many clients: small links, and one thread that polls all of them in turn.
+//! A central with a link for each of many clients: small links, and one thread that polls all of them in turn.
 //!
-//! A client of its own link cannot delay the others or take their buffers. With `epoll` in place of polling (`epoll.rs`) the hub sleeps.
+//! A client of its own link cannot delay the others or take their buffers. With `epoll` in place of polling (`epoll.rs`) the central sleeps.
 //!
 //! `cargo run -p shmesh --example many_links`
 
@@ -15,7 +15,7 @@ const ROUNDS: i32 = 10;
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?; // `LinkOptions` takes /dev/shm unless told otherwise
     let options = LinkOptions::new().dir(dir.path());
-    let hub: Vec<Link> =
+    let central: Vec<Link> =
         (0..LINKS).map(|i| Ok(options.create(&small(i)?)?)).collect::<Result<_, Box<dyn Error>>>()?;
 
     // Each would be a process of its own.
@@ -39,7 +39,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let mut served = 0;
     while served < LINKS * usize::try_from(ROUNDS)? {
         let before = served;
-        for link in &hub {
+        for link in &central {
             while let Some(message) = link.receive()? {
                 link.send_inline(message.msg_id(), 0, b"pong")?;
                 link.notify()?;

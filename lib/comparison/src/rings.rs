@@ -105,14 +105,14 @@ fn alone<R: Ring>(ctx: &Ctx, ring: R) -> Result<Dist> {
 }
 
 /// The producer's knowledge of the room in the ring.
-struct Room {
+struct FreeSlots {
     read: *const AtomicU64,
     /// How many messages the consumer had read when last looked: may be stale, never too high.
     seen: u64,
     depth: u64,
 }
 
-impl Room {
+impl FreeSlots {
     /// Waits until the slot for message number `position` is free.
     #[inline(always)]
     fn wait(&mut self, position: u64) {
@@ -124,7 +124,7 @@ impl Room {
     }
 }
 
-/// The consumer's side of [`Room`].
+/// The consumer's side of [`FreeSlots`].
 struct Progress {
     read: *const AtomicU64,
     step: u64,
@@ -135,7 +135,7 @@ impl Progress {
     #[inline(always)]
     fn note(&self, position: u64) {
         if position.is_multiple_of(self.step) {
-            // SAFETY: as in `Room::wait`, with which this Release "done reading" pairs.
+            // SAFETY: as in `FreeSlots::wait`, with which this Release "done reading" pairs.
             unsafe { &*self.read }.store(position, Ordering::Release);
         }
     }
@@ -166,7 +166,7 @@ impl Ring for InlineRing {
     }
 
     fn tx(&self) -> InlineTx {
-        let room = Room { read: self.0.at(0, 1), seen: 0, depth: DEPTH as u64 };
+        let room = FreeSlots { read: self.0.at(0, 1), seen: 0, depth: DEPTH as u64 };
         InlineTx { lines: self.0.at(SLOTS_AT, DEPTH), position: 0, room }
     }
 
@@ -179,7 +179,7 @@ impl Ring for InlineRing {
 struct InlineTx {
     lines: *const Line,
     position: u64,
-    room: Room,
+    room: FreeSlots,
 }
 
 impl Tx for InlineTx {
@@ -254,7 +254,7 @@ impl<const W: usize> PooledRing<W> {
 }
 
 impl<const W: usize> Ring for PooledRing<W> {
-    type Tx = PooledHalf<W, Room>;
+    type Tx = PooledHalf<W, FreeSlots>;
     type Rx = PooledHalf<W, Progress>;
 
     fn shared(&self) -> &Shared {
@@ -262,7 +262,7 @@ impl<const W: usize> Ring for PooledRing<W> {
     }
 
     fn tx(&self) -> Self::Tx {
-        self.half(Room { read: self.shared.at(0, 1), seen: 0, depth: self.depth as u64 })
+        self.half(FreeSlots { read: self.shared.at(0, 1), seen: 0, depth: self.depth as u64 })
     }
 
     fn rx(&self) -> Self::Rx {
@@ -279,7 +279,7 @@ struct PooledHalf<const W: usize, F> {
     flow: F,
 }
 
-impl<const W: usize> Tx for PooledHalf<W, Room> {
+impl<const W: usize> Tx for PooledHalf<W, FreeSlots> {
     #[inline(always)]
     fn send(&mut self, word: u64) {
         self.flow.wait(self.position);

@@ -202,7 +202,7 @@ pub enum ConfigError {
     EvictAfterOutOfRange { link: LinkName, value: u64, place: Position },
     /// `ring.slow: skip` with a ring of one slot, whose writer would overwrite the only message.
     #[error("link {link}: ring.slow skip needs ring.len 2 or more; raise it{place}")]
-    SkipNeedsRoom { link: LinkName, place: Position },
+    SkipNeedsSlots { link: LinkName, place: Position },
     /// `receivers: one` with a broadcast ring.
     #[error(
         "link {link}: ring.mode broadcast is for many readers; set receivers to many, or ring.mode to spsc{place}"
@@ -292,7 +292,7 @@ impl ConfigError {
             | Self::NeedsEvict { place, .. }
             | Self::HistoryTooLong { place, .. }
             | Self::EvictAfterOutOfRange { place, .. }
-            | Self::SkipNeedsRoom { place, .. }
+            | Self::SkipNeedsSlots { place, .. }
             | Self::BroadcastReceivers { place, .. }
             | Self::RequestWindowTooLarge { place, .. }
             | Self::RequestsNeedMpmc { place, .. }

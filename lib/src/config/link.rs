@@ -352,7 +352,7 @@ impl LinkConfig {
             return Err(ConfigError::BroadcastReceivers { link: link(), place: places.link });
         }
         if slow == SlowReaders::Skip && self.ring_len < 2 {
-            return Err(ConfigError::SkipNeedsRoom { link: link(), place: places.ring_len });
+            return Err(ConfigError::SkipNeedsSlots { link: link(), place: places.ring_len });
         }
         let pools = PoolId::ALL.into_iter().filter(|&pool| self.pool(pool).is_enabled());
         let pools = pools.map(|pool| (format!("pools.{pool}.pool_len"), self.pool(pool).pool_len - 1));

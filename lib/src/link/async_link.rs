@@ -9,7 +9,7 @@ use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
 use super::async_request::{AsyncPendingReply, AsyncRequest};
-use super::async_room::{Room, lacks_room};
+use super::send_backoff::{SendBackoff, lacks_room};
 use super::{Link, Message, OwnedLoan, OwnedMessage};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -57,7 +57,7 @@ pub struct AsyncLink {
     is_over: bool,
     /// The loan that `Sink::start_send` took and `poll_flush` has not sent yet.
     unsent: Option<OwnedLoan>,
-    room: Room,
+    backoff: SendBackoff,
 }
 
 impl AsyncLink {
@@ -71,7 +71,14 @@ impl AsyncLink {
     pub fn new(link: Link) -> Result<Self> {
         link.fd()?;
         let waiter = AsyncWaiter::new(&link.bell)?;
-        Ok(Self { link, waiter, is_warm: true, is_over: false, unsent: None, room: Room::default() })
+        Ok(Self {
+            link,
+            waiter,
+            is_warm: true,
+            is_over: false,
+            unsent: None,
+            backoff: SendBackoff::default(),
+        })
     }
 
     /// The handle, for all operations that do not wait.
@@ -232,12 +239,12 @@ impl AsyncLink {
         &mut self,
         mut attempt: impl FnMut(&Link) -> Result<T>,
     ) -> Result<T> {
-        self.room = Room::default();
+        self.backoff = SendBackoff::default();
         std::future::poll_fn(|cx| {
             let progress = ready!(coop::poll_proceed(cx));
             loop {
                 match attempt(self.link()) {
-                    Err(error) if lacks_room(&error) => ready!(self.room.poll_pause(cx)),
+                    Err(error) if lacks_room(&error) => ready!(self.backoff.poll_pause(cx)),
                     done => {
                         progress.made_progress();
                         return Poll::Ready(done);
@@ -253,10 +260,10 @@ impl AsyncLink {
         while let Some(loan) = unsent.take() {
             let sent = self.link().adopt(loan)?.send();
             match sent.map_err(|failed| (failed.error, failed.loan.into_owned())) {
-                Ok(()) => self.room = Room::default(),
+                Ok(()) => self.backoff = SendBackoff::default(),
                 Err((error, loan)) if lacks_room(&error) => {
                     *unsent = Some(loan);
-                    ready!(self.room.poll_pause(cx));
+                    ready!(self.backoff.poll_pause(cx));
                 }
                 Err((error, _)) => return Poll::Ready(Err(error)),
             }

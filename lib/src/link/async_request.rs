@@ -8,7 +8,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
-use super::async_room::{Room, lacks_room};
+use super::send_backoff::{SendBackoff, lacks_room};
 use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
 use crate::error::{ErrorKind, Result};
 
@@ -164,7 +164,7 @@ impl AsyncRequest {
         &mut self,
         mut attempt: impl FnMut(&mut OwnedRequest) -> Result<bool>,
     ) -> Result<bool> {
-        let (mut room, mut share, mut is_full) = (Room::default(), Room::default(), false);
+        let (mut room, mut share, mut is_full) = (SendBackoff::default(), SendBackoff::default(), false);
         std::future::poll_fn(|cx| {
             let progress = ready!(coop::poll_proceed(cx));
             loop {

@@ -39,8 +39,6 @@ mod async_bell;
 mod async_link;
 #[cfg(feature = "tokio")]
 mod async_request;
-#[cfg(feature = "tokio")]
-mod async_room;
 #[cfg(all(feature = "tokio", feature = "typed"))]
 mod async_typed;
 #[cfg(all(feature = "tokio", feature = "typed"))]
@@ -67,6 +65,8 @@ mod recover;
 mod replies;
 mod request;
 pub(crate) mod request_steps;
+#[cfg(feature = "tokio")]
+mod send_backoff;
 mod shared_bytes;
 #[cfg(feature = "typed")]
 mod typed;

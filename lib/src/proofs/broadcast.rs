@@ -88,7 +88,7 @@ struct World {
     /// Every message sent: its id, and its buffer unless it is inline.
     sent: Vec<(i32, Option<u32>)>,
     /// The first message that is not overwritten. With `skip` the ring determines it.
-    gate: usize,
+    low_mark: usize,
     fresh: i32,
 }
 
@@ -105,7 +105,7 @@ impl World {
             readers: Vec::new(),
             dead: Vec::new(),
             sent: Vec::new(),
-            gate: 0,
+            low_mark: 0,
             fresh: 0,
         }
     }
@@ -124,8 +124,8 @@ impl World {
         let cursors = self.readers.iter().map(Reader::oldest);
         let dead = self.dead.iter().filter_map(|(_, cursor)| *cursor);
         let slowest = cursors.chain(dead).min().unwrap_or(self.sent.len());
-        self.gate = self.gate.max(slowest.min(self.sent.len().saturating_sub(self.history)));
-        self.gate
+        self.low_mark = self.low_mark.max(slowest.min(self.sent.len().saturating_sub(self.history)));
+        self.low_mark
     }
 
     fn pick(&self, i: usize) -> Option<usize> {
@@ -306,8 +306,8 @@ impl World {
 
     /// No buffer can be loaned: the history or readers keep all of them.
     fn check_exhausted(&mut self, with_data: bool) {
-        let gate = if self.skips() { self.sent.len().saturating_sub(self.history) } else { self.look() };
-        let cells = self.sent[gate..].iter().filter_map(|sent| sent.1);
+        let low_mark = if self.skips() { self.sent.len().saturating_sub(self.history) } else { self.look() };
+        let cells = self.sent[low_mark..].iter().filter_map(|sent| sent.1);
         let held = self.readers.iter().flat_map(|reader| reader.held().map(|(_, held)| held.cell));
         let mut kept: BTreeSet<u32> = cells.collect();
         if self.skips() {

@@ -49,7 +49,7 @@ pub(crate) const WAKES: usize = 2;
 /// The word next to [`SLEEPERS`], on its line: the readers of a broadcast ring, as bits of seats.
 const SUBSCRIBERS: usize = 3;
 /// The position of a broadcast ring before which nothing may be received any more.
-const BROADCAST_GATE: usize = 9;
+const BROADCAST_LOW_MARK: usize = 9;
 pub(crate) const POSTS: usize = 10;
 pub(crate) const POSTS_TAKEN: usize = 12;
 

@@ -1,8 +1,8 @@
 //! Protection against `pthread_cancel`, which unwinds a thread out of a system call: unwinding through Rust code would
 //! abort the process. So the C interfaces disable cancellation of a thread while it is in a call.
-#![expect(unsafe_code, reason = "libc has no pthread_setcancelstate")]
+#![expect(unsafe_code, reason = "libc has neither pthread_setcancelstate nor functions that may unwind")]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_ulong};
 use std::marker::PhantomData;
 
 /// The structure of `poll(2)` and its event "readable", for interfaces that sleep in it where a thread may be
@@ -13,6 +13,32 @@ const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+    #[link_name = "poll"]
+    fn cancellable_poll(fds: *mut PollFd, count: c_ulong, timeout_ms: c_int) -> c_int;
+}
+
+/// Calls `poll(2)`, where the thread may be cancelled. After an error, for example `EINTR`, the caller retries.
+///
+/// # Safety
+/// A cancelled thread unwinds from here: this frame and those of all callers must have nothing to drop.
+#[inline(always)]
+pub unsafe fn poll_cancellable(fds: &mut [PollFd], timeout_ms: c_int) {
+    // SAFETY: the entries of the slice. The caller has nothing to drop, nor has this frame.
+    unsafe { cancellable_poll(fds.as_mut_ptr(), fds.len() as c_ulong, timeout_ms) };
+}
+
+/// Ends the thread here if it was cancelled.
+///
+/// # Safety
+/// As for [`poll_cancellable`].
+#[inline(always)]
+pub unsafe fn end_if_cancelled() {
+    // SAFETY: it unwinds or does nothing. The caller has nothing to drop, nor has this frame.
+    unsafe { pthread_testcancel() };
 }
 
 /// A guard that disables cancellation of this thread.

@@ -1,8 +1,11 @@
 //! All calls to the kernel and the C library that shmesh makes, behind safe functions.
 //!
-//! No other product crate depends on `libc` or `nix`, which `tests/dependencies.rs` checks. Descriptors are passed as
-//! `BorrowedFd` and returned as `OwnedFd`; errors are `io::Error`, or a small enum if the caller has to distinguish
-//! cases.
+//! No other product crate depends on `libc` or `nix`, declares C functions or contains assembly, which `tests/dependencies.rs`
+//! checks. There are three exceptions: `lib/posix`, which takes the place of the C library in programs and depends on `libc`;
+//! `lib/src/device`, which loads drivers of vendors; and the prefetch instructions in `lib/src/segment/lines.rs`.
+//!
+//! Descriptors are passed as `BorrowedFd` and returned as `OwnedFd`; errors are `io::Error`, or a small enum if the caller
+//! has to distinguish cases.
 //!
 //! | module | concept |
 //! |---|---|
@@ -16,7 +19,7 @@
 //! | [`closing`] | closing descriptors of an untrusted peer, without lingering |
 //! | [`udp`] | datagrams between nodes |
 //! | [`eventfd`] | eventfds in semaphore mode |
-//! | [`poll`](mod@poll) | waiting for descriptors |
+//! | [`poll`](mod@poll), [`epoll`] | waiting for descriptors |
 //! | [`bell`] | named datagram sockets that wake up their owner |
 //! | [`inotify`] | detecting that files are opened and closed, and directories changed |
 //! | [`futex`] | waiting for a word in shared memory |

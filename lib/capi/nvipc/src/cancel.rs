@@ -6,19 +6,14 @@
 //! when the thread ends because it was cancelled.
 
 use std::cell::RefCell;
-use std::ffi::{c_int, c_ulong};
+use std::ffi::c_int;
 
-use shmesh_sys::cancel::{POLLIN, PollFd};
+use shmesh_sys::cancel::{POLLIN, PollFd, end_if_cancelled, poll_cancellable};
 
 use crate::backend::Sleep;
 
 /// Interval at which a wait on the tap checks for cancellation. The tap's messages have no descriptor to poll.
 pub(crate) const SLICE: std::time::Duration = std::time::Duration::from_millis(50);
-
-unsafe extern "C-unwind" {
-    fn pthread_testcancel();
-    fn poll(fds: *mut PollFd, count: c_ulong, timeout_ms: c_int) -> c_int;
-}
 
 /// The next step of a thread that waits.
 #[derive(Clone, Copy)]
@@ -56,8 +51,8 @@ pub(crate) fn asleep(sleep: Sleep) -> Step {
 }
 
 fn poll_once(fds: &mut [PollFd; 2]) {
-    // SAFETY: two entries of the caller's array. After an error, for example EINTR, the caller retries.
-    unsafe { poll(fds.as_mut_ptr(), 2, -1) };
+    // SAFETY: the thread is ending, and cannot be cancelled any more.
+    unsafe { poll_cancellable(fds, -1) };
 }
 
 /// Takes steps until one returns a result, and sleeps between them, where the thread can be cancelled. Only for C functions
@@ -70,9 +65,8 @@ pub(crate) fn sleeping(step: impl Fn() -> Step) -> c_int {
             Step::Sleep(mut fds) => {
                 // Nothing to poll: the thread slept already.
                 let timeout_ms = if fds[0].fd < 0 { 0 } else { -1 };
-                // SAFETY: two entries of this frame's array. The call unwinds or returns; this frame and those of the
-                // callers have nothing to drop.
-                unsafe { poll(fds.as_mut_ptr(), 2, timeout_ms) };
+                // SAFETY: this frame and those of the callers have nothing to drop.
+                unsafe { poll_cancellable(&mut fds, timeout_ms) };
             }
         }
     }
@@ -86,7 +80,7 @@ pub(crate) fn again(slice: impl Fn() -> Option<c_int>) -> c_int {
         if let Some(done) = slice() {
             return done;
         }
-        // SAFETY: it unwinds or does nothing. This frame and those of the callers have nothing to drop.
-        unsafe { pthread_testcancel() };
+        // SAFETY: this frame and those of the callers have nothing to drop.
+        unsafe { end_if_cancelled() };
     }
 }

@@ -165,7 +165,7 @@ impl DeviceChild {
                 stream.synchronize()?;
                 OrderResult::Done
             }
-            Order::Room => OrderResult::Number(self.first()?.room()?.0),
+            Order::FreeMemory => OrderResult::Number(self.first()?.memory_info()?.0),
             Order::Descriptors => OrderResult::Number(std::fs::read_dir("/proc/self/fd")?.count() as u64),
         };
         Ok((answer, None))
@@ -230,7 +230,7 @@ impl DeviceChild {
 
 fn probe() -> io::Result<OrderResult> {
     let device = first()?;
-    let (free, all) = device.room()?;
+    let (free, all) = device.memory_info()?;
     let ascend = match AscendDevice::all() {
         Ok(devices) => format!("{} NPUs, which this command does not check", devices.len()),
         Err(error) => error.to_string(),

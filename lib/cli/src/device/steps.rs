@@ -251,8 +251,8 @@ impl Plan<'_> {
     pub(super) fn death(&self, keep_descriptor: bool) -> StepResult {
         let watcher = DriverProcess::start(&[])?;
         // A driver keeps some of the memory that it allocates at its first use.
-        watcher.number(&Order::Room)?;
-        let before = watcher.number(&Order::Room)?;
+        watcher.number(&Order::FreeMemory)?;
+        let before = watcher.number(&Order::FreeMemory)?;
         let Pair { exporter, importer } = Pair::start(&[])?;
         let pair = Pair { exporter, importer };
         let mut offer = pair.make(Transfer::Vmm, self.piece * 4)?;
@@ -266,17 +266,17 @@ impl Plan<'_> {
         importer.kill();
         let pinned = if keep_descriptor {
             // Contexts end with their processes; memory that is still in use then is kept by the descriptor.
-            let held = before.saturating_sub(watcher.number(&Order::Room)?);
+            let held = before.saturating_sub(watcher.number(&Order::FreeMemory)?);
             drop(kept);
             Some(held >= self.piece * 4)
         } else {
             None
         };
         let since = Instant::now();
-        let mut after = watcher.number(&Order::Room)?;
+        let mut after = watcher.number(&Order::FreeMemory)?;
         while after < before && since.elapsed() < FREE_WITHIN {
             std::thread::sleep(Duration::from_millis(10));
-            after = watcher.number(&Order::Room)?;
+            after = watcher.number(&Order::FreeMemory)?;
         }
         let freed = after >= before;
         let works = freed && wrong == 0 && pinned != Some(false);

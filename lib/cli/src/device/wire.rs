@@ -40,7 +40,7 @@ pub(super) enum Order {
     /// Answer each word of the other process.
     Pong { rounds: u32 },
     /// Report the number of free bytes of the device.
-    Room,
+    FreeMemory,
     /// Report the number of open descriptors.
     Descriptors,
 }

@@ -70,7 +70,7 @@ fn broadcast_rings_are_read_and_their_rules_kept() {
     let text = link("ring: { mode: broadcast, history: @256 }");
     assert_refused!(text, ConfigError::HistoryTooLong { .. }, "the limit is 255", "pools.cpu_data.pool_len");
     let text = link("ring: { mode: broadcast, slow: skip, len: @1 }");
-    assert_refused!(text, ConfigError::SkipNeedsRoom { .. }, "2 or more");
+    assert_refused!(text, ConfigError::SkipNeedsSlots { .. }, "2 or more");
     let text = "links:\n  - @{ name: a, receivers: one, ring: { mode: broadcast } }\n";
     assert_refused!(text, ConfigError::BroadcastReceivers { .. }, "set receivers to many");
 }

@@ -249,12 +249,12 @@ impl CudaDevice {
     /// ```
     /// use shmesh::device::CudaDevice;
     /// for device in CudaDevice::all().unwrap_or_default() {
-    ///     let (free, all) = device.room()?;
+    ///     let (free, all) = device.memory_info()?;
     ///     assert!(free <= all);
     /// }
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn room(&self) -> io::Result<(u64, u64)> {
+    pub fn memory_info(&self) -> io::Result<(u64, u64)> {
         let (mut free, mut all) = (0, 0);
         let _entered = self.enter()?;
         let call = Driver::get()?.cuMemGetInfo_v2()?;

@@ -1,15 +1,15 @@
 //! The ring for one writer and many readers: each reader gets every message, in order.
 //!
-//! The slots have the form of `spsc`'s: the word, the ids and 48 bytes in a line, and a second line. Readers remove nothing. Each
-//! reader has a line of its own, the **cursor line**, in which it publishes its position. From time to time the writer
-//! reads all of them and moves the **gate**: positions before it may be overwritten, and their buffers are free.
+//! The slots have the form of `spsc`'s: the word, the ids and 48 bytes in a line, and a second line. Readers remove nothing.
+//! Each reader has a line of its own, the **cursor line**, in which it publishes its position. From time to time the writer
+//! reads all of them and moves the **low mark**: positions before it may be overwritten, and their buffers are free.
 //!
 //! | | `wait`, `evict` | `skip` |
 //! |---|---|---|
-//! | the gate is at | the slowest reader | the newest message, less the length of the ring less one |
+//! | the low mark is at | the slowest reader | the newest message, less the length of the ring less one |
 //! | a buffer is kept from reuse by | the cursor, which stays at the oldest message that its reader holds | a **hold**, a
 //! word of the cursor line |
-//! | a reader that the gate has passed | is evicted, or breaks the protocol | continues with the newest message |
+//! | a reader that the low mark has passed | is evicted, or breaks the protocol | continues with the newest message |
 //!
 //! Nothing here has to be recovered after a death. The bit of a reader in `SUBSCRIBERS` counts only while the participant
 //! that set it, which its cursor line names, has its seat and was not evicted. A writer's private state is reconstructed by
@@ -17,11 +17,11 @@
 //!
 //! Pairs, besides `PUBLISH`:
 //! - `PASSED`: a reader's Release of its cursor or hold, the writer's Acquire of it: the reader is done with the bytes.
-//! - `JOIN`: a reader sets its bit, SeqCst fence, reads the gate; the writer moves the gate, SeqCst fence, reads the bits.
-//!   One sees the other, so a newcomer's first message is kept, or it begins at the gate.
-//! - `HOLD`: a reader stores a hold, SeqCst fence, reads the gate; the writer moves the gate, SeqCst fence, reads the
+//! - `JOIN`: a reader sets its bit, SeqCst fence, reads the low mark; the writer moves the low mark, SeqCst fence, reads the
+//!   bits. One sees the other, so a newcomer's first message is kept, or it begins at the low mark.
+//! - `HOLD`: a reader stores a hold, SeqCst fence, reads the low mark; the writer moves the low mark, SeqCst fence, reads the
 //!   holds. One sees the other, so a buffer is kept, or its reader finds that it was overtaken.
-//! - `OPEN`: the writer's Release of `tail` and of the gate, a reader's Acquire of them: a reader that begins there sees
+//! - `OPEN`: the writer's Release of `tail` and of the low mark, a reader's Acquire of them: a reader that begins there sees
 //!   the slots.
 //! - `OVERWRITE`: the writer marks a slot, Release fence, writes its bytes; a reader copies them, Acquire fence, checks for
 //!   the mark.
@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use super::entry::Entry;
 use super::inline::InlineLines;
-use super::{BROADCAST_GATE, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
+use super::{BROADCAST_LOW_MARK, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
 use crate::config::{BroadcastConfig, SlowReaders};
 use crate::participant::{Participant, SeatIndex, SeatWord, Seats};
 use crate::segment::{Lines, prefetch_shared};
@@ -77,14 +77,14 @@ pub(crate) struct Writer {
     /// The position of the next message; always exact.
     tail: Cell<u64>,
     /// Positions before it may be overwritten, and their buffers are free or held.
-    gate: Cell<u64>,
+    low_mark: Cell<u64>,
     /// Number of messages that may be sent before the cursors must be read.
     credit: Cell<u64>,
-    /// Messages in buffers from the gate on, oldest first.
+    /// Messages in buffers from the low mark on, oldest first.
     kept: RefCell<VecDeque<(u64, PublishedMessage)>>,
-    /// Messages that the gate has passed, while they are freed: scratch memory, to avoid an allocation.
+    /// Messages that the low mark has passed, while they are freed: scratch memory, to avoid an allocation.
     passed: RefCell<Vec<PublishedMessage>>,
-    /// Messages in buffers before the gate that readers hold.
+    /// Messages in buffers before the low mark that readers hold.
     held: RefCell<Vec<PublishedMessage>>,
     /// The cells that readers hold: scratch memory, to avoid an allocation.
     holds: RefCell<Vec<u64>>,
@@ -165,8 +165,8 @@ impl Broadcast {
         self.words.beside(SLEEPERS, SUBSCRIBERS)
     }
 
-    fn gate(&self) -> &AtomicU64 {
-        self.words.control(BROADCAST_GATE)
+    fn low_mark(&self) -> &AtomicU64 {
+        self.words.control(BROADCAST_LOW_MARK)
     }
 
     fn tail(&self) -> &AtomicU64 {
@@ -188,7 +188,7 @@ impl Broadcast {
     /// The position of the oldest message that newcomers get, and of the next message to be sent; for observers.
     pub(super) fn extent(&self) -> (u64, u64) {
         let tail = self.tail().load(Ordering::Acquire);
-        let behind = tail.wrapping_sub(self.gate().load(Ordering::Acquire));
+        let behind = tail.wrapping_sub(self.low_mark().load(Ordering::Acquire));
         (tail.wrapping_sub(behind.min(self.words.capacity()).min(tail)), tail)
     }
 
@@ -240,24 +240,25 @@ impl Broadcast {
         self.tail().store(tail, Ordering::Release);
         let most = if self.skips() { capacity - 1 } else { capacity };
         let oldest = tail.wrapping_sub(most.min(tail));
-        let history = self.clamp(self.gate().load(Ordering::Acquire), oldest, tail);
+        let history = self.clamp(self.low_mark().load(Ordering::Acquire), oldest, tail);
         let me = Writer::default();
         me.tail.set(tail);
-        me.gate.set(oldest);
-        // Newcomers that the last writer knew may be before its gate.
-        let gate =
+        me.low_mark.set(oldest);
+        // Newcomers that the last writer knew may be before its low mark.
+        let low_mark =
             if self.skips() { history } else { self.slowest(seats, oldest, tail).min_by(oldest, history) };
-        self.gate().store(gate, Ordering::Release);
+        self.low_mark().store(low_mark, Ordering::Release);
         // JOIN, HOLD
         fence(Ordering::SeqCst);
-        let gate = if self.skips() { gate } else { self.slowest(seats, oldest, tail).min_by(oldest, gate) };
-        me.gate.set(gate);
+        let low_mark =
+            if self.skips() { low_mark } else { self.slowest(seats, oldest, tail).min_by(oldest, low_mark) };
+        me.low_mark.set(low_mark);
         let mut in_ring = me.kept.borrow_mut();
         in_ring.reserve(usize::try_from(capacity).unwrap_or(0).min(1 << 16));
         let mut cells = std::collections::BTreeSet::new();
-        // The newest first: a reader that died, or breaks the protocol, can keep the gate before a buffer that was freed
+        // The newest first: a reader that died, or breaks the protocol, can keep the low mark before a buffer that was freed
         // and sent again since.
-        for i in 1..=tail.wrapping_sub(gate) {
+        for i in 1..=tail.wrapping_sub(low_mark) {
             let position = tail.wrapping_sub(i);
             if let SlotState::Here(entry, _) = self.find(position)
                 && !entry.is_inline()
@@ -296,15 +297,15 @@ impl Broadcast {
         cursors.fold(tail, |slowest, cursor| slowest.min_by(oldest, cursor))
     }
 
-    /// The readers that keep the gate from moving: none if it is at the beginning of the history.
+    /// The readers that keep the low mark from moving: none if it is at the beginning of the history.
     pub(crate) fn holding_up(&self, me: &Writer, seats: &Seats) -> Vec<(SeatIndex, SeatWord)> {
-        let (gate, tail) = (me.gate.get(), me.tail.get());
-        if self.skips() || tail.wrapping_sub(gate) <= self.rules.history.into() {
+        let (low_mark, tail) = (me.low_mark.get(), me.tail.get());
+        if self.skips() || tail.wrapping_sub(low_mark) <= self.rules.history.into() {
             return Vec::new();
         }
         let is_slowest = |(seat, _): &(SeatIndex, SeatWord)| {
             let cursor = self.cursors[seat.as_usize()].word(CURSOR).load(Ordering::Relaxed);
-            self.clamp(cursor, gate, tail) == gate
+            self.clamp(cursor, low_mark, tail) == low_mark
         };
         self.readers(seats).filter(is_slowest).collect()
     }
@@ -347,32 +348,32 @@ impl Broadcast {
             return Ok(());
         }
         self.advance(me, seats, free);
-        let room = capacity - me.tail.get().wrapping_sub(me.gate.get());
+        let room = capacity - me.tail.get().wrapping_sub(me.low_mark.get());
         me.credit.set(room.min(stride).checked_sub(1).ok_or(Full)?);
         Ok(())
     }
 
-    /// Moves the gate to the slowest reader. Returns `false` if it is there already.
+    /// Moves the low mark to the slowest reader. Returns `false` if it is there already.
     fn advance(&self, me: &Writer, seats: &Seats, free: impl FnMut(&[PublishedMessage])) -> bool {
-        let (tail, old) = (me.tail.get(), me.gate.get());
+        let (tail, old) = (me.tail.get(), me.low_mark.get());
         let history = tail.wrapping_sub(tail.wrapping_sub(old).min(self.rules.history.into()));
-        let gate = self.slowest(seats, old, tail).min_by(old, history);
-        if gate == old {
+        let low_mark = self.slowest(seats, old, tail).min_by(old, history);
+        if low_mark == old {
             return false;
         }
-        self.gate().store(gate, Ordering::Release);
+        self.low_mark().store(low_mark, Ordering::Release);
         // JOIN
         fence(Ordering::SeqCst);
-        let gate = self.slowest(seats, old, tail).min_by(old, gate);
-        me.gate.set(gate);
-        self.pass_gate(me, free);
-        gate != old
+        let low_mark = self.slowest(seats, old, tail).min_by(old, low_mark);
+        me.low_mark.set(low_mark);
+        self.pass_low_mark(me, free);
+        low_mark != old
     }
 
-    /// Frees messages before the gate, all at once: their lines are in the readers' caches, and can come together.
-    fn pass_gate(&self, me: &Writer, mut free: impl FnMut(&[PublishedMessage])) {
-        let (tail, gate) = (me.tail.get(), me.gate.get());
-        let open = tail.wrapping_sub(gate);
+    /// Frees messages before the low mark, all at once: their lines are in the readers' caches, and can come together.
+    fn pass_low_mark(&self, me: &Writer, mut free: impl FnMut(&[PublishedMessage])) {
+        let (tail, low_mark) = (me.tail.get(), me.low_mark.get());
+        let open = tail.wrapping_sub(low_mark);
         let mut kept = me.kept.borrow_mut();
         let mut passed = me.passed.borrow_mut();
         while kept.front().is_some_and(|(position, _)| tail.wrapping_sub(*position) > open) {
@@ -386,17 +387,17 @@ impl Broadcast {
         }
     }
 
-    /// Moves the gate of a ring with `skip`, and frees messages before it that no reader holds.
-    fn retire(&self, me: &Writer, gate: u64, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
-        me.gate.set(gate);
-        self.gate().store(gate, Ordering::Release);
-        self.pass_gate(me, |_| {});
+    /// Moves the low mark of a ring with `skip`, and frees messages before it that no reader holds.
+    fn retire(&self, me: &Writer, low_mark: u64, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
+        me.low_mark.set(low_mark);
+        self.low_mark().store(low_mark, Ordering::Release);
+        self.pass_low_mark(me, |_| {});
         if !me.held.borrow().is_empty() {
             self.sweep(me, seats, free);
         }
     }
 
-    /// Frees messages before the gate that no reader holds.
+    /// Frees messages before the low mark that no reader holds.
     fn sweep(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(&[PublishedMessage])) {
         // HOLD
         fence(Ordering::SeqCst);
@@ -438,12 +439,12 @@ impl Broadcast {
         if any {
             return true;
         }
-        let (tail, gate) = (me.tail.get(), me.gate.get());
-        let spare = tail.wrapping_sub(gate).saturating_sub(self.rules.history.into());
+        let (tail, low_mark) = (me.tail.get(), me.low_mark.get());
+        let spare = tail.wrapping_sub(low_mark).saturating_sub(self.rules.history.into());
         if spare == 0 {
             return false;
         }
-        self.retire(me, gate.wrapping_add((spare / 8).max(1)), seats, free);
+        self.retire(me, low_mark.wrapping_add((spare / 8).max(1)), seats, free);
         true
     }
 
@@ -487,7 +488,7 @@ impl Broadcast {
         me.tail.set(next);
         // OPEN
         self.tail().store(next, Ordering::Release);
-        if self.skips() && next.wrapping_sub(me.gate.get()) >= self.words.capacity() {
+        if self.skips() && next.wrapping_sub(me.low_mark.get()) >= self.words.capacity() {
             // One slot less than the capacity: the next message has its own slot, and of two slots one has the latest
             // message.
             let stride = (self.words.capacity() / 8).clamp(1, STRIDE_MAX);
@@ -498,9 +499,9 @@ impl Broadcast {
 
     /// Frees all messages, even those that readers have not received, for a link that is emptied.
     pub(crate) fn forget(&self, me: &Writer, seats: &Seats, mut free: impl FnMut(&[PublishedMessage])) {
-        me.gate.set(me.tail.get());
-        self.gate().store(me.tail.get(), Ordering::Release);
-        self.pass_gate(me, &mut free);
+        me.low_mark.set(me.tail.get());
+        self.low_mark().store(me.tail.get(), Ordering::Release);
+        self.pass_low_mark(me, &mut free);
         self.sweep(me, seats, free);
     }
 
@@ -543,12 +544,12 @@ impl Broadcast {
         line[0].word(LOST).store(who.word.detail(0), Ordering::Relaxed);
         let tail = self.tail().load(Ordering::Acquire);
         let first = tail.wrapping_sub(tail.min(self.rules.history.into()));
-        let first = later(first, self.gate().load(Ordering::Acquire));
+        let first = later(first, self.low_mark().load(Ordering::Acquire));
         line[0].word(CURSOR).store(first, Ordering::Relaxed);
         // JOIN: Release, so that a thread that sees the bit also sees the line and the seat.
         self.subscribers().fetch_or(seat.bit(), Ordering::Release);
         fence(Ordering::SeqCst);
-        let first = later(first, self.gate().load(Ordering::Acquire));
+        let first = later(first, self.low_mark().load(Ordering::Acquire));
         line[0].word(CURSOR).store(first, Ordering::Release);
         Reader {
             word: who.word,
@@ -646,7 +647,7 @@ impl Broadcast {
     /// Whether the message at a position may still be received.
     #[inline]
     fn is_open(&self, position: u64) -> bool {
-        !self.skips() || position.wrapping_sub(self.gate().load(Ordering::Acquire)).cast_signed() >= 0
+        !self.skips() || position.wrapping_sub(self.low_mark().load(Ordering::Acquire)).cast_signed() >= 0
     }
 
     /// Keeps the buffer of the message at `position` from reuse. Returns `None` if it was overtaken.

@@ -181,15 +181,15 @@ async fn a_few_claims_at_a_time_and_each_claim_alone() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let names: Vec<String> = (0..30).map(|number| format!("c{number}")).collect();
     let table = ClaimTable::of(names.iter().map(|name| claim(name, Some(DRIVER))));
-    let gate = Arc::new(Semaphore::new(0));
-    let driver = TestDriver { gate: Some(gate.clone()), ..TestDriver::default() };
+    let permits = Arc::new(Semaphore::new(0));
+    let driver = TestDriver { permits: Some(permits.clone()), ..TestDriver::default() };
     let instance = Instance::start(root.path(), "i1", table, driver).await;
     let channel = instance.endpoint().await;
     let all = || names.iter().map(|name| wanted(name)).collect::<Vec<_>>();
     let (first, second) = (tokio::spawn(batch(channel.clone(), all())), tokio::spawn(batch(channel, all())));
     let running = || *instance.driver.running.lock().expect("no test panicked");
     until(|| running().0 == 8).await;
-    gate.add_permits(1_000);
+    permits.add_permits(1_000);
     for results in [first, second] {
         let results = results.await.expect("it does not panic");
         assert_eq!(results.len(), 30);
@@ -252,8 +252,8 @@ async fn sockets_that_are_deleted_come_back() {
 #[tokio::test]
 async fn pending_calls_end_before_the_driver_does() {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let gate = Arc::new(Semaphore::new(0));
-    let driver = TestDriver { gate: Some(gate.clone()), ..TestDriver::default() };
+    let permits = Arc::new(Semaphore::new(0));
+    let driver = TestDriver { permits: Some(permits.clone()), ..TestDriver::default() };
     let table = ClaimTable::of([claim("a", Some(DRIVER))]);
     let instance = Instance::start(root.path(), "i1", table, driver).await;
     let call = tokio::spawn(batch(instance.endpoint().await, vec![wanted("a")]));
@@ -261,7 +261,7 @@ async fn pending_calls_end_before_the_driver_does() {
     instance.stop.cancel();
     let registration = instance.settings.registration();
     until(|| !registration.exists()).await;
-    gate.add_permits(1);
+    permits.add_permits(1);
     assert_eq!(call.await.expect("it does not panic"), [("a-uid".into(), 1, String::new())]);
     instance.end().await;
 }
@@ -270,8 +270,8 @@ async fn pending_calls_end_before_the_driver_does() {
 async fn two_instances_live_side_by_side() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let table = ClaimTable::of([claim("a", Some(DRIVER))]);
-    let gate = Arc::new(Semaphore::new(0));
-    let driver = TestDriver { gate: Some(gate.clone()), ..TestDriver::default() };
+    let permits = Arc::new(Semaphore::new(0));
+    let driver = TestDriver { permits: Some(permits.clone()), ..TestDriver::default() };
     let old = Instance::start(root.path(), "i1", table.clone(), driver).await;
     let new = Instance::start(root.path(), "i2", table, TestDriver::default()).await;
     assert_ne!(old.info().await.endpoint, new.info().await.endpoint);
@@ -282,7 +282,7 @@ async fn two_instances_live_side_by_side() {
     // Long enough for a call that does not wait; on a slow machine it proves less, and fails never.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(new.driver.log(), [""; 0]);
-    gate.add_permits(1);
+    permits.add_permits(1);
     for call in [first, second] {
         assert_eq!(call.await.expect("it does not panic"), [("a-uid".into(), 1, String::new())]);
     }
@@ -299,7 +299,7 @@ const VICTIM: &str = "KUBELET_DRA_TEST_VICTIM";
 #[tokio::test]
 async fn victim() {
     let Some(root) = std::env::var_os(VICTIM) else { return };
-    let driver = TestDriver { gate: Some(Arc::new(Semaphore::new(0))), ..TestDriver::default() };
+    let driver = TestDriver { permits: Some(Arc::new(Semaphore::new(0))), ..TestDriver::default() };
     let table = ClaimTable::of([claim("a", Some(DRIVER))]);
     let instance = Instance::start(Path::new(&root), "victim", table, driver).await;
     instance.task.await.expect("it does not panic").expect("it serves until it is killed");

@@ -98,8 +98,8 @@ pub(crate) struct TestDriver {
     pub(crate) log: Mutex<Vec<String>>,
     /// How many calls run now, and how many ran at a time at most.
     pub(crate) running: Mutex<(usize, usize)>,
-    /// Calls wait for a permit of the gate, if there is one.
-    pub(crate) gate: Option<Arc<tokio::sync::Semaphore>>,
+    /// Each call waits for one of these permits, if there are any.
+    pub(crate) permits: Option<Arc<tokio::sync::Semaphore>>,
 }
 
 impl TestDriver {
@@ -118,8 +118,8 @@ impl TestDriver {
             running.1 = running.1.max(running.0);
         }
         self.note(format!("{what} {name}"));
-        if let Some(gate) = &self.gate {
-            gate.acquire().await.expect("it stays open").forget();
+        if let Some(permits) = &self.permits {
+            permits.acquire().await.expect("it stays open").forget();
         }
         tokio::task::yield_now().await;
         self.note(format!("{what} {name} done"));

@@ -60,7 +60,7 @@ impl Memory for CudaMemory {
                 memory.read_at(0, &mut text)?;
                 return Ok(String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned());
             }
-            ["free"] => return Ok(CudaDevice::all()?[0].room()?.0.to_string()),
+            ["free"] => return Ok(CudaDevice::all()?[0].memory_info()?.0.to_string()),
             _ => panic!("unknown order: {order:?}"),
         }
         Ok("ok".to_owned())

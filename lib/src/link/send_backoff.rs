@@ -1,4 +1,4 @@
-//! How a sender in a tokio task waits for room.
+//! The pauses of a sender in a tokio task that waits for room.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -17,12 +17,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(16);
 
 /// The time at which a sender checks for room again.
 #[derive(Debug, Default)]
-pub(super) struct Room {
-    looked: u32,
+pub(super) struct SendBackoff {
+    attempts: u32,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Room {
+impl SendBackoff {
     /// Ready when it is time to check again.
     pub(super) fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(sleep) = &mut self.sleep {
@@ -30,8 +30,8 @@ impl Room {
             self.sleep = None;
             return Poll::Ready(());
         }
-        self.looked += 1;
-        let Some(slept) = self.looked.checked_sub(YIELDS) else {
+        self.attempts += 1;
+        let Some(slept) = self.attempts.checked_sub(YIELDS) else {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         };
