@@ -105,13 +105,14 @@ impl AsyncLink {
     /// Waits until another participant attaches, detaches or dies. See [`Link::next_event`].
     ///
     /// # Errors
-    /// As [`Link::take_signal`].
+    /// [`Evicted`](ErrorKind::Evicted), and as [`Link::take_signal`].
     pub async fn next_event(&mut self) -> Result<PeerEvent> {
         std::future::poll_fn(|cx| {
             loop {
                 if let Some(event) = self.link().next_event() {
                     return Poll::Ready(Ok(event));
                 }
+                self.link().lease.check_seated()?;
                 ready!(self.poll_signals(cx))?;
             }
         })

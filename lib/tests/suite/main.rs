@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod async_broadcast;
 mod async_link;
 mod bad_input;
 mod broadcast;
