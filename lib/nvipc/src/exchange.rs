@@ -243,9 +243,15 @@ fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Finds the primary and exchanges eventfds with it.
-pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> Result<Peer> {
+/// Finds the primary and exchanges eventfds with it. `report` is called with the reason for waiting, again and again after its time.
+pub(crate) fn meet(
+    path: &Path,
+    ours: &OwnedFd,
+    patience: Option<Duration>,
+    report: Option<(Duration, fn(&Error))>,
+) -> Result<Peer> {
     let start = Instant::now();
+    let mut reported = start;
     loop {
         let left = patience.map_or(EXCHANGE_LIMIT, |patience| patience.saturating_sub(start.elapsed()));
         let met = socket::connect_stream(path, left.clamp(LIMIT_MIN, EXCHANGE_LIMIT))
@@ -264,27 +270,34 @@ pub(crate) fn meet(path: &Path, ours: &OwnedFd, patience: Option<Duration>) -> R
                 | io::ErrorKind::UnexpectedEof
                 | io::ErrorKind::Interrupted
         );
-        if !again {
-            return Err(Error::system(format!("exchange eventfds at {}", path.display()), error));
+        if !again || patience.is_some_and(|patience| start.elapsed() >= patience) {
+            return Err(not_met(path, error));
         }
-        if patience.is_some_and(|patience| start.elapsed() >= patience) {
-            return Err(match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    Error::NoPrimary { path: path.to_owned() }
-                }
-                io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                    let why = "the primary refuses, because it has another living secondary; end that process first";
-                    Error::system(format!("connect to {}: {why}", path.display()), error)
-                }
-                io::ErrorKind::WouldBlock => {
-                    let why = "the primary accepts and does not answer (it has another living secondary, or it is stopped): end \
-                               that secondary, or start the primary anew";
-                    Error::system(format!("connect to {}: {why}", path.display()), error)
-                }
-                _ => Error::system(format!("exchange eventfds at {}", path.display()), error),
-            });
+        if let Some((every, report)) = report
+            && reported.elapsed() >= every
+        {
+            reported = Instant::now();
+            report(&not_met(path, error));
         }
         std::thread::sleep(AGAIN);
+    }
+}
+
+fn not_met(path: &Path, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            Error::NoPrimary { path: path.to_owned() }
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            let why = "the primary refuses, because it has another living secondary; end that process first";
+            Error::system(format!("connect to {}: {why}", path.display()), error)
+        }
+        io::ErrorKind::WouldBlock => {
+            let why = "the primary accepts and does not answer (it has another living secondary, or it is stopped): end that \
+                       secondary, or start the primary anew";
+            Error::system(format!("connect to {}: {why}", path.display()), error)
+        }
+        _ => Error::system(format!("exchange eventfds at {}", path.display()), error),
     }
 }
 

@@ -359,12 +359,13 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
             Arc::new(LinkBackend::new(link, Maker::Us(gpu), gpu)?)
         }
         (Layout::Shmesh, Side::Secondary) => {
-            let limit = patience()?;
+            // One deadline for all that it waits for. Without one if it is too far away for the clock.
+            let deadline = patience()?.and_then(|limit| Instant::now().checked_add(limit));
             loop {
-                match LinkBackend::new(attach(&name)?, Maker::Other(limit), gpu) {
+                match LinkBackend::new(attach(&name, deadline)?, Maker::Other(deadline), gpu) {
                     Ok(backend) => break Arc::new(backend),
                     // This side has detached meanwhile, and the memory is freed when the last participant detaches.
-                    Err(Failure::PrimaryLeft(text)) if limit.is_none() => say!("{text}"),
+                    Err(Failure::PrimaryLeft(text)) => say!("{text}"),
                     Err(failure) => return Err(failure),
                 }
             }
@@ -429,11 +430,9 @@ fn patience() -> Result<Option<Duration>, Failure> {
 }
 
 /// Attaches as a secondary, which may be started before its primary.
-fn attach(name: &str) -> Result<shmesh::Link, Failure> {
-    let limit = patience()?;
-    let start = Instant::now();
+fn attach(name: &str, deadline: Option<Instant>) -> Result<shmesh::Link, Failure> {
     loop {
-        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let slice = left.unwrap_or(REMIND).min(REMIND);
         match LinkOptions::new().timeout(slice).attach(name, Side::Secondary) {
             Ok(link) => return Ok(link),
@@ -452,7 +451,9 @@ fn attach(name: &str) -> Result<shmesh::Link, Failure> {
 
 /// Attaches to a link in NVIPC's layout.
 fn attach_to_theirs(name: &str) -> Result<WireBackend, Failure> {
-    let options = WireOptions::new().dir(ipc_dir());
+    let options = WireOptions::new().dir(ipc_dir()).report_wait(REMIND, |why| {
+        say!("create_nv_ipc_interface: waiting for the primary: {}", chain(why));
+    });
     WireBackend::attach(&patience()?.into_iter().fold(options, WireOptions::patience), name)
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
 
 use crate::layout::Layout;
-use crate::log::chain;
+use crate::log::{chain, say};
 use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t, text};
 
 /// The content of a file.
@@ -114,7 +114,12 @@ pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Resul
             .map_err(|what| named(&what));
     }
     let in_file = |error: ConfigError| named(&chain(&error));
-    let links = from_yaml(yaml).map_err(in_file)?.links;
+    let loaded = from_yaml(yaml).map_err(in_file)?;
+    let links = loaded.links;
+    // Other keys without a meaning here are in all of NVIPC's files; this one is a mistake.
+    for key in loaded.ignored.iter().filter(|key| key.path.ends_with("(given twice)")) {
+        say!("{origin}: line {}: ignored, because it is not below transport: {}", key.line, key.path);
+    }
     if !is_read {
         // An ignored layout setting would create a link that the other side never finds.
         return Err(named(

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #define ROUNDS 200
+#define EARLY 3
 
 /* Fills both parts with bytes that the other side can check. */
 static void fill(nv_ipc_msg_t *msg, int i, int32_t buf_size)
@@ -93,6 +94,10 @@ static void secondary(void)
         CHECK(ipc->rx_tti_sem_wait(ipc) == 0);
         receive_one(ipc, &cfg, slot);
     }
+    for (int i = 0; i < EARLY; i++)
+        CHECK(ipc->notify(ipc, 1) == 0);
+    send_one(ipc, &cfg, EARLY);
+    receive_one(ipc, &cfg, EARLY);
     for (int i = 0; i < ROUNDS; i++) {
         send_one(ipc, &cfg, i);
         CHECK(ipc->notify(ipc, 1) == 0);
@@ -130,12 +135,19 @@ int main(int argc, char **argv)
         send_one(ipc, &cfg, slot);
         CHECK(ipc->notify(ipc, 7) == 0);
     }
-    int fd = ipc->get_fd(ipc), epoll = epoll_create1(EPOLL_CLOEXEC);
+    /* What was notified before get_fd makes the descriptor readable. */
+    receive_one(ipc, &cfg, EARLY);
+    int fd = ipc->get_fd(ipc);
+    struct pollfd readable = {.fd = fd, .events = POLLIN};
+    for (int i = 0; i < EARLY; i++)
+        CHECK(poll(&readable, 1, 0) == 1 && ipc->get_value(ipc) == 1);
+    CHECK(poll(&readable, 1, 0) == 0);
+    send_one(ipc, &cfg, EARLY);
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data = {.fd = fd}};
     CHECK(fd >= 0 && epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
     for (int done = 0; done < ROUNDS;) {
         nv_ipc_msg_t msg;
-        /* Messages from before get_fd may not have signalled. */
         if (ipc->rx_recv_msg(ipc, &msg) != 0) {
             sleep_in_epoll(ipc, epoll);
             continue;

@@ -42,6 +42,7 @@ pub struct Options {
     dir: PathBuf,
     mode: u32,
     patience: Option<Duration>,
+    report: Option<(Duration, fn(&Error))>,
 }
 
 impl Default for Options {
@@ -54,7 +55,7 @@ impl Options {
     /// The defaults: `/dev/shm`, where NVIPC always is; files for this user only; no limit on waiting for the primary.
     #[must_use]
     pub fn new() -> Self {
-        Self { dir: PathBuf::from("/dev/shm"), mode: 0o600, patience: None }
+        Self { dir: PathBuf::from("/dev/shm"), mode: 0o600, patience: None, report: None }
     }
 
     /// Sets another directory, for tests and for pods whose peer has that directory as its `/dev/shm`.
@@ -86,6 +87,23 @@ impl Options {
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
+        self
+    }
+
+    /// Sets a function that is called once in each period `every` while a secondary waits for its primary. It gets the error that
+    /// would end the wait.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use std::time::Duration;
+    /// let options = shmesh_nvipc_wire::Options::new().dir(dir.path()).patience(Duration::from_millis(50));
+    /// let options = options.report_wait(Duration::from_secs(10), |why| eprintln!("waiting: {why}"));
+    /// assert!(options.attach("nvipc").is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn report_wait(mut self, every: Duration, report: fn(&Error)) -> Self {
+        self.report = Some((every, report));
         self
     }
 
@@ -219,7 +237,7 @@ impl Options {
         let names = Names::new(prefix)?;
         let eventfd = eventfd::blocking().map_err(|error| Error::system("make an eventfd", error))?;
         // This comes first, as in NVIPC: an NVIPC primary may reset its queues before it answers.
-        let peer = exchange::meet(&self.dir.join(names.server()), &eventfd, self.patience)?;
+        let peer = exchange::meet(&self.dir.join(names.server()), &eventfd, self.patience, self.report)?;
         let debug = self.open(&names.of("debug"))?;
         let shape = read_shape(&debug, &names.of("debug"))?;
         longer(&debug, &names.of("debug"), debug_bytes(shape.msg_len()) as u64)?;

@@ -165,10 +165,12 @@ fn silent_connections_do_not_delay_a_secondary() {
     let mut silent: Vec<_> = (0..6).map(|_| UnixStream::connect(&server).unwrap()).collect();
     let mut secondary = Peer::start(dir.path());
     secondary.tell("attach fapi");
+    // Each of them has 10 s, and the secondary would wait for 60.
+    assert!(start.elapsed().as_secs() < 30);
     secondary.tell("send 1 10");
     for connection in &mut silent {
         connection.set_nonblocking(true).unwrap();
-        // They had 10 s, and the secondary did not wait for that.
+        // Not even the first one has been given up for its sake.
         assert!(connection.read(&mut [0]).is_err() || start.elapsed().as_secs() >= 10);
     }
 }
@@ -178,8 +180,24 @@ fn unresponsive_primary_is_an_error_with_the_remedy() {
     let dir = ipc_dir();
     let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("fapi_un_sock_server")).unwrap();
     let limited = Options::new().dir(dir.path()).patience(std::time::Duration::from_millis(50));
+    let start = std::time::Instant::now();
     let error = limited.attach("fapi").unwrap_err().to_string();
+    // Without the limit, one attempt takes 10 s.
+    assert!(start.elapsed().as_secs() < 8, "{:?}", start.elapsed());
     assert!(error.contains("does not answer") && error.contains("start the primary anew"), "{error}");
+}
+
+#[test]
+fn wait_for_the_primary_is_reported() {
+    static REASONS: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+    let dir = ipc_dir();
+    let options = Options::new().dir(dir.path()).patience(std::time::Duration::from_millis(100));
+    let options = options.report_wait(std::time::Duration::ZERO, |why| {
+        REASONS.lock().unwrap().push(why.to_string());
+    });
+    let error = options.attach("fapi").unwrap_err().to_string();
+    let reasons = REASONS.lock().unwrap();
+    assert!(!reasons.is_empty() && reasons.iter().all(|reason| *reason == error), "{reasons:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The device pools of a link: GPU memory, or host memory in its place.
 
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shmesh::client::Mechanism;
 use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked};
@@ -28,8 +28,8 @@ pub(super) type DevicePools = [Option<DeviceMemory>; PoolId::COUNT];
 pub(crate) enum Maker {
     /// This process, on the GPU with this number, or in host memory if it is below 0.
     Us(i32),
-    /// The other side. This side waits for it, for at most this long.
-    Other(Option<Duration>),
+    /// The other side. This side waits for it, until this time at most.
+    Other(Option<Instant>),
 }
 
 fn address(bytes: u64) -> Option<NonNull<u8>> {
@@ -114,12 +114,11 @@ impl DeviceMemory {
 
     /// Opens the memory of all device pools that the link has.
     pub(super) fn all(link: &Link, maker: Maker) -> Result<DevicePools> {
-        let start = std::time::Instant::now();
         let mut pools = [const { None }; PoolId::COUNT];
         let mut primary_was_here = false;
         for pool in PoolId::ALL.into_iter().filter(|&pool| pool.is_device() && link.pool(pool).is_some()) {
             let mut wait = || match maker {
-                Maker::Other(Some(limit)) if start.elapsed() >= limit => Err(Failure::Refused(format!(
+                Maker::Other(Some(deadline)) if Instant::now() >= deadline => Err(Failure::Refused(format!(
                     "link {}: its primary has not allocated the device memory of pool {pool}; start the primary first",
                     link.name()
                 ))),

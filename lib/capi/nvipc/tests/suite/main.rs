@@ -170,9 +170,12 @@ fn nvipc_consumer_compiles_and_links_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let prefix = installed(folder.path());
-    let names = std::fs::read(prefix.join("lib/libnvipc.so")).unwrap();
-    let has = |name: &[u8]| names.windows(name.len()).any(|at| at == name);
-    assert!(has(b"\0libnvipc.so\0") && has(b"\0NVIPC_2530\0"), "the name and version that the linker wrote");
+    for library in ["libnvipc.so", "libnvlog.so"] {
+        let names = std::fs::read(prefix.join("lib").join(library)).unwrap();
+        let has = |name: &str| names.windows(name.len()).any(|at| at == name.as_bytes());
+        assert!(has(&format!("\0{library}\0")), "{library}: the name that the linker wrote");
+        assert!(has("\0NVIPC_2530\0"), "{library}: the version that the linker wrote");
+    }
 
     let flags = |package: &str| {
         let mut command = Command::new("pkg-config");
