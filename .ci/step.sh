@@ -4,6 +4,8 @@
 ci_limit_s=${SHMESH_CI_LIMIT_S:-5100}
 steps=() notes=() current= group= since=$SECONDS
 log=$(mktemp)
+# Of the background: its process group, the names and commands of its parts, and a folder with a log and a status of each.
+background= background_names=() background_commands=() background_dir=$(mktemp -d)
 
 # step SECONDS NAME COMMAND...: runs COMMAND for at most SECONDS, and ends the script with its exit status if it fails.
 #
@@ -11,6 +13,7 @@ log=$(mktemp)
 # output while it runs: a process that it leaves behind can hold the file open, but not a pipe that CI reads to its end.
 step() {
     local limit=$1 left=$((ci_limit_s - SECONDS)) status=0 reader
+    stop_if_background_failed
     current=$2 since=$SECONDS
     shift 2
     [ "$limit" -le "$left" ] || limit=$((left > 1 ? left : 1))
@@ -39,18 +42,79 @@ step() {
     [ "$status" = 0 ] || exit "$status"
 }
 
+# in_background NAME COMMAND...: a part of what `start_background` runs and `collect` waits for. COMMAND is as for `step`.
+in_background() {
+    background_names+=("$1")
+    shift
+    background_commands+=("${*@Q}")
+}
+
+# Runs the parts, one after the other, beside the steps. SCHED_IDLE gives them what the steps leave of the processors: no process
+# of a step waits for them, so a part can take long, and has no bound before it is collected.
+start_background() {
+    # Job control gives it a process group of its own.
+    set -m
+    run_background </dev/null >/dev/null 2>&1 &
+    background=$!
+    set +m
+}
+
+run_background() {
+    local number status started
+    chrt --idle --pid 0 "$BASHPID" || renice -n 19 -p "$BASHPID" || true
+    for number in "${!background_names[@]}"; do
+        status=0 started=$SECONDS
+        eval "bash -euo pipefail -c '\"\$@\"' bash ${background_commands[number]}" >"$background_dir/$number.log" 2>&1 || status=$?
+        echo "$status" $((SECONDS - started)) >"$background_dir/$number.part"
+        mv "$background_dir/$number.part" "$background_dir/$number.status"
+        [ "$status" = 0 ] || return
+    done
+}
+
+# collect SECONDS NAME: a step that waits for a part of the background, and shows what it has written.
+collect() {
+    local number
+    for number in "${!background_names[@]}"; do
+        [ "${background_names[number]}" != "$2" ] || step "$1" "$2, begun in the background" collected "$background_dir/$number"
+    done
+}
+
+collected() {
+    local status seconds
+    touch "$1.log"
+    (until [ -e "$1.status" ]; do sleep 0.2; done) &
+    tail -n +1 -s 0.2 -f --pid="$!" "$1.log"
+    read -r status seconds <"$1.status"
+    echo "it ran for $seconds s, most of them beside the steps before"
+    return "$status"
+}
+export -f collected
+
+# A part that fails is not found out at the end only.
+stop_if_background_failed() {
+    local number
+    for number in "${!background_names[@]}"; do
+        if [ -e "$background_dir/$number.status" ] && ! grep -q '^0 ' "$background_dir/$number.status"; then
+            cat "$background_dir/$number.log"
+            steps+=("       ${background_names[number]}: FAILED in the background")
+            exit 1
+        fi
+    done
+}
+
 # note TEXT: a line of the summary.
 note() { notes+=("$1"); }
 
 report() {
     local status=$?
     [ -z "$group" ] || kill -KILL -- "-$group" 2>/dev/null || true
+    [ -z "$background" ] || kill -KILL -- "-$background" 2>/dev/null || true
     [ -z "$current" ] || steps+=("$(printf '%5ds  %s: INTERRUPTED' "$((SECONDS - since))" "$current")")
     printf '\nSeconds per step:\n'
     printf '%s\n' "${steps[@]}"
     printf '%5ds  total\n' "$SECONDS"
     [ ${#notes[@]} = 0 ] || printf '%s\n' "${notes[@]}"
-    rm -f "$log"
+    rm -rf "$log" "$background_dir"
     exit "$status"
 }
 trap report EXIT

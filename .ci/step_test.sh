@@ -35,4 +35,22 @@ script 0 'step 20 leaves bash -c "sleep 1000 & disown; exit 0"; step 20 later ec
 has 'left processes behind'; has '^later$'
 script 0 'step 20 daemon bash -c "setsid sleep 50 & exit 0"; step 20 later echo later'
 has '^later$'
+
+# Parts of the background run beside the steps, in their order, with no claim to a processor.
+script 0 'f() { echo "f says $1"; chrt --pid $$; }; export -f f
+    in_background "part a" f "one two"; in_background "part b" bash -c "echo said by b"; start_background
+    step 20 between echo between; collect 20 "part b"; collect 20 "part a"; step 20 later echo later'
+has '^between$'; has '^f says one two$'; has 'SCHED_IDLE'; has '^said by b$'; has 'part a, begun in the background$'; has '^later$'
+
+# One that fails ends the script at the next step, and what is left of the background is killed.
+script 1 'f() { echo "f fails"; false; echo never; }; export -f f
+    in_background fails f; in_background after echo never; start_background
+    step 20 waits bash -c "sleep 2"; step 20 later echo never'
+has '^f fails$'; has 'fails: FAILED in the background'
+! grep -q never "$out" || { echo "something ran after a part that failed"; exit 1; }
+
+script 124 'in_background hangs sleep 1000.5; start_background; collect 1 hangs'
+has 'hangs, begun in the background: TIMED OUT'
+# The kernel takes a moment for it. If it is never gone, the bound of this step in .ci/run ends the test.
+while pgrep -f 'sleep 1000\.5' >/dev/null; do sleep 0.1; done
 echo "step.sh: all tests passed"

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::stage::{self, HeldBuffers, ReceivedItem};
 use crate::link::endpoint::Endpoint;
 
-/// Time limit of each deeper search of a model. `LOOM_MAX_DURATION` (in seconds) raises it.
+/// Time limit of each deeper search of a model. `LOOM_MAX_DURATION` (in seconds) changes it.
 const DEEPER_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of the search with one pre-emption, which every model must finish.
 const FIRST_LIMIT: Duration = Duration::from_secs(180);
