@@ -3,12 +3,19 @@
 
 // The state machine alone: the sidecar brings a hundred crates, which take minutes to build with the sanitizer.
 #[path = "../../../sidecar/src/broker/mod.rs"]
-#[allow(dead_code, unreachable_pub, reason = "a part of another crate")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    unfulfilled_lint_expectations,
+    reason = "a part of another crate"
+)]
 mod broker;
 mod support;
 
 use std::collections::BTreeSet;
 
+use broker::{Broker, Command, Effect, FdToken, Millis, Policy, ProcessId, SessionId, Ticket};
 use shmesh_proto::broker::{
     Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Reply, Request, SetImportPid,
     Stands, event::Happened, reply, request::Op,
@@ -16,9 +23,6 @@ use shmesh_proto::broker::{
 use shmesh_proto::identity::{Answer, PeerIdentity, Pod, Question};
 use shmesh_proto::limits::MAX_PACKET_BYTES;
 use shmesh_proto::packet;
-use broker::{
-    Broker, Command, Effect, FdToken, Millis, Policy, ProcessId, SessionId, Ticket,
-};
 use support::Bytes;
 
 /// A packet that can be decoded is the same after encoding and decoding it again.
