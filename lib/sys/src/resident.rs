@@ -5,8 +5,9 @@
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
+use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
+use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap_anonymous, mprotect, mremap, munlock, munmap};
 
 use crate::errno::Errno;
 
@@ -36,10 +37,11 @@ pub fn unmap_code() -> io::Result<u64> {
     Ok(unmapped)
 }
 
-/// Replaces the pages of a mapping by private zeros. Its addresses stay valid, and the file's memory is not kept by it.
+/// Replaces the pages of a mapping by private zeros. Its addresses stay valid, and the file's memory is not kept by it. It takes
+/// no memory, also in a process that has locked all its future mappings, until the zeros are written.
 ///
 /// # Errors
-/// The error of `mmap(2)`; nothing has changed then.
+/// There is no memory for another mapping, or the process has too many. The mapping is as it was then.
 ///
 /// ```
 /// let file = shmesh_sys::file::memfd("left", false)?;
@@ -52,13 +54,26 @@ pub fn unmap_code() -> io::Result<u64> {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn discard(map: &memmap2::MmapRaw) -> io::Result<()> {
-    let (address, len) = (NonZeroUsize::new(map.as_mut_ptr().addr()), NonZeroUsize::new(map.len()));
-    let Some(len) = len else { return Ok(()) };
-    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED | MapFlags::MAP_NORESERVE;
-    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: the range of a mapping that lives as long as `map`. It can only be accessed by raw pointers, and by atomics
-    // over them, for which this is as if another process had written zeros.
-    unsafe { mmap_anonymous(address, len, access, flags) }?;
+    let Some(address) = NonNull::new(map.as_mut_ptr().cast()) else { return Ok(()) };
+    let Some(len) = NonZeroUsize::new(map.len()) else { return Ok(()) };
+    // Made elsewhere first: where nothing is missing any more when it replaces the mapping. Locked pages are filled at once,
+    // but not while they cannot be accessed.
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+    // SAFETY: at addresses that nothing uses.
+    let zeros = unsafe { mmap_anonymous(None, len, ProtFlags::PROT_NONE, flags) }?;
+    // SAFETY: the mapping made above. It is at its new place or still unused; then it is removed. That place is the range of a
+    // mapping that lives as long as `map`. It can only be accessed by raw pointers, and by atomics over them, for which this is
+    // as if another process had written zeros.
+    unsafe {
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        let moved = munlock(zeros, len.get())
+            .and_then(|()| mprotect(zeros, len.get(), ProtFlags::PROT_READ | ProtFlags::PROT_WRITE))
+            .and_then(|()| mremap(zeros, len.get(), len.get(), flags, Some(address)));
+        if moved.is_err() {
+            let _ = munmap(zeros, len.get());
+        }
+        moved?;
+    }
     Ok(())
 }
 
@@ -107,6 +122,8 @@ fn unwritten(smaps: &str, path: &str) -> Vec<CodeMapping> {
 
 #[cfg(test)]
 mod tests {
+    use shmesh_testing::own_process;
+
     use super::*;
 
     const SMAPS: &str = "\
@@ -147,6 +164,30 @@ Rss:                  64 kB
         );
         assert_eq!(unwritten(SMAPS, "/shmesh-sidecar"), []);
         assert_eq!(unwritten("", "/x"), []);
+    }
+
+    #[test]
+    fn locked_process_gives_back_what_it_discards() {
+        own_process(|| {
+            if nix::sys::mman::mlockall(nix::sys::mman::MlockAllFlags::MCL_FUTURE).is_err() {
+                eprintln!("skipped: this user may not lock memory");
+                return;
+            }
+            // Most of the memory of this process.
+            const BYTES: u64 = 64 << 20;
+            let file = crate::file::memfd("left", false).unwrap();
+            file.set_len(BYTES).unwrap();
+            let map = crate::file::map(&file, BYTES, false).unwrap();
+            let resident_pages = || {
+                let statm = fs::read_to_string("/proc/self/statm").unwrap();
+                statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+            };
+            let before = resident_pages();
+            discard(&map).unwrap();
+            assert!(resident_pages() < before / 2, "{before} before, {} after", resident_pages());
+            // SAFETY: the addresses are still mapped, and nothing else uses them.
+            unsafe { map.as_mut_ptr().write(1) };
+        });
     }
 
     #[test]
