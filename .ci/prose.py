@@ -14,6 +14,7 @@ It reports, in comments, strings and documents:
   type        a type named by a bare participle or question word (Told, Given, What)
   old name    a name that docs/glossary.md replaces
   twice       a type name of product code that is defined twice in one crate, or in three crates
+  test name   a test whose name begins with "who" or "what", or contains "nobody", "seldom" or the like: begin with the subject
   link        a relative link in a document to a file or heading that does not exist, in any document of the repository
 """
 
@@ -38,9 +39,15 @@ ALLOWED = [
 ]
 
 WHO = re.compile(
-    r"(?:^|[.:;] |, (?:and|but|or) )Who(?:ever)?\b(?![^.]*\?)|\b(?:of|to|for|by|than|from|with|and|or|but) who(?:ever)?\b|\b[Ww]hoever\b"
+    r"(?:^|[.:;] |, (?:and|but|or) )Who(?:ever)?\b(?![^.]*\?)|[:;|] who(?:ever)? [a-z](?![^.]*\?)|\b(?:of|to|for|by|than|from|with|and|or|but) who(?:ever)?\b|\b[Ww]hoever\b"
 )
 PRONOUN = re.compile(r"\b(?:some|no|any|every)body\b|\b(?:some|any|every)one\b", re.IGNORECASE)
+TEST_NAME = re.compile(r"^(?:who|whoever|whom|whose|what)_|(?:some|no|any|every)body|(?:^|_)(?:is|are)_none$|seldom")
+TEST = re.compile(r"#\[(?:\w+::)?test\b[^\n]*\]\s+(?:#\[(?:[^\]]|\][^\n])*\]\s+)*(?:async )?fn (\w+)")
+# Comments and characters are matched so that quotes in them begin no string.
+LITERAL = re.compile(
+    r"//[^\n]*|'(?:[^'\\\n]|\\[^u\n])'|\br(#*)\"(?P<raw>.*?)\"\1|\"(?P<plain>(?:[^\"\\]|\\.)*)\"", re.DOTALL
+)
 PERSONIFIED = re.compile(r"\b(?:is|are|was|were|be) told\b|\bhears?\b")
 NO = re.compile(
     r"(?<!there )(?<!There )\b(?:is|are|was|were) (?:none\b|no (?!(?:longer|more|less|different|other)\b)\w)"
@@ -93,6 +100,36 @@ def comments_of(text):
             block.append("" if in_example else content)
 
 
+def strings_of(text):
+    """Yields (line number, line) of the string literals of Rust code. A line that ends with a backslash continues with the next one."""
+    for found in LITERAL.finditer(text):
+        literal = found["raw"] if found["raw"] is not None else found["plain"]
+        if literal is not None:
+            joined = re.sub(r"\\\n\s*", "", literal).replace("\\n", "\n")
+            number = text.count("\n", 0, found.start()) + 1
+            for line in joined.split("\n"):
+                yield number, line
+
+
+def findings_in_strings(text):
+    """The rules for string literals, in Rust code."""
+    for number, line in strings_of(text):
+        # A string without a space is data, but may be shown.
+        rules = findings_in_prose(line) if " " in line else (("pronoun", found[0]) for found in PRONOUN.finditer(line))
+        yield from ((number, rule, found) for rule, found in rules)
+        found = NO.search(re.sub(r"`[^`]*`", "`x`", line)) if " " in line else None
+        if found:
+            yield number, "no", found[0]
+
+
+def test_names(text):
+    """Names of tests that say too little."""
+    for found in TEST.finditer(text):
+        name = found[1]
+        if TEST_NAME.search(name):
+            yield text.count("\n", 0, found.end()) + 1, "test name", name
+
+
 def findings_in_prose(text):
     """The rules for sentences, in one line of text."""
     text = re.sub(r"`[^`]*`", "`x`", text)
@@ -123,12 +160,14 @@ def findings_in_rust(text):
             bare = name in PARTICIPLES or name in QUESTIONS or (REGULAR.match(name) and name not in NOUNS)
             if bare:
                 yield number, "type", name
-        if not COMMENT.match(line):
-            # A string without a space is data.
-            for quoted in re.findall(r'"([^" ]* (?:[^"\\]|\\.)*)"', line):
-                for rule, found in findings_in_prose(quoted):
-                    yield number, rule, found
-            yield from predicates(number, line)
+    yield from findings_in_strings(text)
+    for number, line in enumerate(text.split("\n"), 1):
+        # Strings of examples; for other comments, the rules for prose are stricter.
+        if re.match(r"\s*//[/!]", line):
+            for quoted in re.findall(r'"((?:[^"\\]|\\.)*)"', line):
+                for found in PRONOUN.finditer(quoted):
+                    yield number, "pronoun", found[0]
+    yield from test_names(text)
     yield from old_names(text)
 
 
@@ -162,8 +201,10 @@ def findings_in(path, text):
     if path.suffix == ".rs":
         yield from findings_in_rust(text)
         return
-    for number, line in enumerate(text.split("\n"), 1):
-        for rule, found in findings_in_prose(line):
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        is_heading = lines[number : number + 1] and lines[number].startswith("|--")
+        for rule, found in [] if is_heading else findings_in_prose(line):
             yield number, rule, found
         if path.suffix in {".py", ".sh", ".tpl"}:
             yield from predicates(number, line)

@@ -21,6 +21,26 @@ class Prose(unittest.TestCase):
         self.assertIn("who", {rule for rule, _ in markdown("The messages of who came late.")})
         self.assertIn("who", {rule for rule, _ in markdown("Open to whoever asks.")})
 
+    def test_who_at_the_start_of_a_cell_or_clause_is_found(self):
+        self.assertEqual({rule for rule, _ in markdown("| a | who asks | b |")}, {"who"})
+        self.assertEqual({rule for rule, _ in markdown("A pickle is a program: who loads it runs it.")}, {"who"})
+        self.assertEqual(markdown("| who asks | what happens |\n|---|---|"), set())
+
+    def test_strings_of_several_lines_and_of_one_word_are_found(self):
+        self.assertEqual(rust('let a = "charged to \\\n    whoever comes";'), {("who", "to whoever")})
+        self.assertEqual(rust('const A: &str = "\\\nHelp:\nThe pages of who\ncomes";'), {("who", "of who")})
+        self.assertEqual(rust('let a = json!({ "by": "nobody" });'), {("pronoun", "nobody")})
+        self.assertEqual(rust('let a = r#"nobody is "here""#;'), {("pronoun", "nobody")})
+        self.assertEqual(rust("let quote = '\"'; let nobody = 1; let b = '\"';"), set())
+        self.assertEqual(rust('/// Sends a message now.\n///\n/// ```\n/// send(b"nobody listens");\n/// ```\nfn f() {}'), {("pronoun", "nobody")})
+
+    def test_names_of_tests_without_subject_are_found(self):
+        for name in ["who_asks_is_refused", "what_is_left_is_freed", "dead_reader_stops_nobody", "request_that_is_none", "retries_seldomly"]:
+            found = {("test name", name)}
+            self.assertEqual(rust(f"#[test]\nfn {name}() {{}}\n"), found)
+            self.assertEqual(rust(f'#[tokio::test(start_paused = true)]\n#[ignore = "long: 2"]\nasync fn {name}() {{}}\n'), found)
+        self.assertEqual(rust("#[test]\nfn dead_reader_does_not_block_writer() {}\nfn what_is_left() {}\n"), set())
+
     def test_who_with_antecedent_or_in_a_question_is_left_alone(self):
         self.assertEqual(markdown("An operator who sees this restarts it."), set())
         self.assertEqual(markdown("Who holds the buffers?"), set())

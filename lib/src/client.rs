@@ -12,7 +12,7 @@ use shmesh_proto::broker::{
 use shmesh_proto::limits::ANSWER_MILLIS;
 use shmesh_proto::packet;
 
-pub use shmesh_proto::broker::event::Happened;
+pub use shmesh_proto::broker::event::SessionEvent;
 pub use shmesh_proto::broker::{KeyInfo, Mechanism, Process, Seat};
 pub use shmesh_proto::identity::{PeerIdentity, Pod};
 
@@ -62,7 +62,7 @@ pub struct Client {
     path: PathBuf,
     connection: Arc<OwnedFd>,
     last_id: u64,
-    events: VecDeque<Happened>,
+    events: VecDeque<SessionEvent>,
 }
 
 impl Client {
@@ -178,7 +178,7 @@ impl Client {
     ///
     /// # Errors
     /// [`NoBroker`](ErrorKind::NoBroker) if it has ended: connect again.
-    pub fn event(&mut self) -> Result<Option<Happened>> {
+    pub fn event(&mut self) -> Result<Option<SessionEvent>> {
         while self.is_readable(Duration::ZERO)? {
             let (reply, _) = self.receive()?;
             self.keep_event(reply)?;
@@ -187,17 +187,17 @@ impl Client {
     }
 
     /// Takes the oldest received event, even if the broker has ended.
-    pub(crate) fn kept_event(&mut self) -> Option<Happened> {
+    pub(crate) fn kept_event(&mut self) -> Option<SessionEvent> {
         self.events.pop_front()
     }
 
     /// Received events that were not taken yet.
-    pub(crate) fn kept_events(&self) -> impl Iterator<Item = &Happened> {
+    pub(crate) fn kept_events(&self) -> impl Iterator<Item = &SessionEvent> {
         self.events.iter()
     }
 
     /// Adds an event on behalf of a broker that has ended.
-    pub(crate) fn happened(&mut self, happened: Happened) {
+    pub(crate) fn happened(&mut self, happened: SessionEvent) {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
         }
@@ -205,7 +205,7 @@ impl Client {
     }
 
     /// Drops received events that were not taken yet.
-    pub(crate) fn forget(&mut self, is_old: impl Fn(&Happened) -> bool) {
+    pub(crate) fn forget(&mut self, is_old: impl Fn(&SessionEvent) -> bool) {
         self.events.retain(|happened| !is_old(happened));
     }
 

@@ -1,4 +1,4 @@
-//! The words by which receivers announce that they sleep, and senders wake them.
+//! Shared words through which receivers announce that they sleep, and senders wake them.
 //!
 //! A sender must know without a system call whether to wake a receiver. So a receiver that is about to sleep sets its bit
 //! in the ring's `SLEEPERS` word, and a receiver with a bell (a datagram socket, for poll and epoll) its bit in `BELLS`;
@@ -16,8 +16,8 @@
 //! participant that already sleeps. So a dead participant leaves its bits behind, the next one in the seat clears them, and
 //! bits of a vacant seat do not count.
 //!
-//! Posts (semaphores in TTI style) are two counters on lines of their own: posts made, written by senders, and posts
-//! consumed, written by receivers.
+//! Posts are a counting semaphore per direction, for one wake-up per transmission time interval. It is two counters on lines of
+//! their own: posts made, written by senders, and posts consumed, written by receivers.
 
 use std::io;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::participant::{Participant, SeatIndex, Seats};
 use crate::ring::{BELLS, POSTS, POSTS_TAKEN, Ring, SLEEPERS, WAKES};
 use crate::sync::{AtomicU64, Ordering, fence, machine_word};
 
-/// The words on which participants sleep that wait for one thing: receivers of a ring for messages, or all for events.
+/// The bitmap and the futex of participants that wait for the same: receivers of a ring for messages, or all for events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sleepers<'a> {
     /// One bit per seat.
@@ -128,7 +128,7 @@ impl WaitingReceivers {
     }
 
     #[inline]
-    pub(crate) fn nobody(self) -> bool {
+    pub(crate) fn is_empty(self) -> bool {
         self.sleepers | self.bells == 0
     }
 

@@ -239,7 +239,7 @@ impl HandOver {
         let Some(successor) = self.locks.try_lock(Lock::Successor)? else { return Ok(()) };
         if let Some(owner) = self.locks.try_lock(Lock::Owner)? {
             self.owner = Some(owner);
-            warn!("the instance that was taking over has ended; this one goes on");
+            warn!("the new instance ended during the handover; this instance continues to serve");
             self.ownership.role.send_replace(Role::Owner);
         } else {
             drop(successor);

@@ -43,7 +43,8 @@ mod run;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use shmesh_daemon::args::exit_status;
 use shmesh_daemon::log_limit::LogLimit;
 use shmesh_daemon::telemetry;
 use shmesh_injector::command as injector;
@@ -57,8 +58,6 @@ const REPEATED_LOG: LogLimit = LogLimit::new(5, Duration::from_secs(60));
 const DONE: u8 = 0;
 /// Exit status if an operation failed.
 const FAILED: u8 = 1;
-/// Exit status for an invalid command line, as in clap.
-const BAD_REQUEST: u8 = 2;
 /// Exit status for an invalid configuration; nothing was changed (`EX_USAGE`).
 const BAD_CONFIG: u8 = 64;
 /// Exit status for an unsuitable environment (`EX_UNAVAILABLE`).
@@ -101,12 +100,13 @@ impl From<injector::CommandError> for RunError {
 /// assert_eq!(shmesh_plugin::run(["shmesh-plugin", "identity", "--help"]), 0);
 /// assert_eq!(shmesh_plugin::run(["shmesh-plugin", "identity", "--socket-mode", "rw"]), 2);
 /// ```
-pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
+pub fn run(args: impl IntoIterator<Item = impl Into<OsString>>) -> u8 {
+    let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { BAD_REQUEST } else { DONE };
+            return exit_status(&error, &Cli::command(), &args);
         }
     };
     let filter = match telemetry::init(&cli.log.log, cli.log.log_format) {

@@ -51,7 +51,7 @@ pub(crate) struct Metrics {
     devices: Family<ByHealth, Gauge>,
     allocations: Family<ByResource, Counter>,
     latency: Histogram,
-    denied: Family<ByReason, Counter>,
+    refused_allocations: Family<ByReason, Counter>,
     held: Family<ByResource, Gauge>,
     shm_capacity: Gauge,
     shm_reserved: Gauge,
@@ -77,7 +77,7 @@ impl Default for Metrics {
             devices: Family::default(),
             allocations: Family::default(),
             latency: Histogram::new(BOUNDS),
-            denied: Family::default(),
+            refused_allocations: Family::default(),
             held: Family::default(),
             shm_capacity: Gauge::default(),
             shm_reserved: Gauge::default(),
@@ -117,7 +117,11 @@ impl Metrics {
             Unit::Seconds,
             self.latency.clone(),
         );
-        registry.register("denied", "Allocation requests refused", self.denied.clone());
+        registry.register(
+            "refused_allocations",
+            "Allocation requests refused",
+            self.refused_allocations.clone(),
+        );
         registry.register(
             "allocated_units",
             "Units held by running containers, as the kubelet lists them",
@@ -183,8 +187,8 @@ impl Metrics {
         self.latency.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn denied(&self, resource: &str, reason: &'static str) {
-        self.denied.get_or_create(&ByReason { resource: resource.to_owned(), reason }).inc();
+    pub(crate) fn refuse_allocation(&self, resource: &str, reason: &'static str) {
+        self.refused_allocations.get_or_create(&ByReason { resource: resource.to_owned(), reason }).inc();
     }
 
     /// Records the advertised units of a resource.

@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long)]
     pub any_file_system: bool,
 
-    /// Bytes that all links together may have, such as 64Mi: as many as the ResourceClaim with the IPC directory reserves. No limit by default
+    /// Maximum bytes of all links together, such as 64Mi. In a pod with a ResourceClaim: its reserved bytes. No limit by default
     #[arg(long, env = "SHMESH_BYTES", value_name = "SIZE")]
     pub max_bytes: Option<shmesh::config::Bytes>,
 

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_configuration_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = dir.path().join(name);

@@ -4,20 +4,28 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
+use shmesh_daemon::args::exit_status;
 use shmesh_daemon::telemetry::LogFilter;
 use shmesh_sidecar::args::{Args, Task};
 use shmesh_sidecar::{config, library, run, start};
 
-/// Exit status for a wrong configuration: a file, the annotation, the IPC directory, the log filter (`EX_USAGE` of sysexits,
-/// as in the other programs). clap exits with 2 where the command line itself is wrong.
+/// Exit status for a wrong configuration: a file, the annotation, the IPC directory, the log filter, an environment variable
+/// (`EX_USAGE` of sysexits, as in the other programs). It is 2 where the command line itself is wrong.
 const BAD_CONFIG: u8 = 64;
 
 /// How long shutdown waits for an attempt to keep a link.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            let given: Vec<_> = std::env::args_os().collect();
+            return ExitCode::from(exit_status(&error, &Args::command(), &given));
+        }
+    };
     if let Some(task) = &args.task {
         let done = match task {
             Task::InstallLibrary { dir, from } => library::install(from, dir),

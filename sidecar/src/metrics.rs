@@ -57,7 +57,7 @@ pub(crate) struct Metrics {
     sessions: Gauge,
     keys: Gauge,
     attached: Counter,
-    denied: Family<ByReason, Counter>,
+    refused_requests: Family<ByReason, Counter>,
     refused_connections: Counter,
     audit_suppressed: Family<ByCause, Counter>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         for reason in Reason::ALL.iter().map(|reason| reason.as_str()) {
-            let _ = self.denied.get_or_create(&ByReason { reason });
+            let _ = self.refused_requests.get_or_create(&ByReason { reason });
         }
         for cause in Cause::ALL.map(Cause::as_str) {
             let _ = self.audit_suppressed.get_or_create(&ByCause { cause });
@@ -74,7 +74,11 @@ impl Metrics {
         registry.register("sessions", "Connections of participants", self.sessions.clone());
         registry.register("keys", "Device keys", self.keys.clone());
         registry.register("attached", "Descriptors of a link handed to a participant", self.attached.clone());
-        registry.register("denied", "Requests and connections refused", self.denied.clone());
+        registry.register(
+            "refused_requests",
+            "Requests and connections refused",
+            self.refused_requests.clone(),
+        );
         registry.register(
             "refused_connections",
             "Connections refused at the connection limit",
@@ -97,8 +101,8 @@ impl Metrics {
         self.attached.inc();
     }
 
-    pub(crate) fn denied(&self, reason: Reason) {
-        self.denied.get_or_create(&ByReason { reason: reason.as_str() }).inc();
+    pub(crate) fn refuse_request(&self, reason: Reason) {
+        self.refused_requests.get_or_create(&ByReason { reason: reason.as_str() }).inc();
     }
 
     pub(crate) fn audit_suppressed(&self, cause: Cause) {

@@ -20,6 +20,7 @@ use shmesh_sys::cgroup;
 use shmesh_sys::file::set_nonblocking;
 use shmesh_sys::namespace::Namespaces;
 use shmesh_sys::pidfd::PeerPidfd;
+use shmesh_sys::procfs;
 use shmesh_sys::rlimit::{self, OpenFiles};
 use shmesh_sys::socket::{self, hang_up};
 use tokio::io::Interest;
@@ -91,7 +92,7 @@ pub async fn run(args: &Args, configs: &[LinkConfig], filter: LogFilter) -> Resu
     let bare_numbers = resolver.service.is_some() || are_bare()?;
     let budget = FdBudget::of(
         raise_limit(),
-        open_descriptors() + configs.iter().map(descriptors_of).sum::<usize>(),
+        procfs::open_descriptors().unwrap_or(64) + configs.iter().map(descriptors_of).sum::<usize>(),
         memory,
     );
     let policy = Policy {
@@ -252,10 +253,6 @@ fn descriptors_of(link: &LinkConfig) -> usize {
     3 + of_segments + on_device.len()
 }
 
-fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").map_or(64, Iterator::count)
-}
-
 /// Limits that follow from the descriptors and the memory of this process. Clients beyond them are refused, so that descriptors remain
 /// for `accept`, received packets, probes and metrics.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -358,7 +355,7 @@ impl Acceptor {
             // Closed at once. The client may connect again later.
             self.metrics.refused_connection();
             let reason = if full == Full::All { Reason::Sessions } else { Reason::SessionsOfUser };
-            self.metrics.denied(reason);
+            self.metrics.refuse_request(reason);
             self.turn_away(Op::Open, &connection, None, link, reason);
             if let Some(stubborn) = hang_up(connection) {
                 // A bounded number close at the same time. Each takes milliseconds, so accepting continues.
@@ -429,7 +426,7 @@ impl Acceptor {
             let _place = match self.pending.enter(who) {
                 Ok(place) => place,
                 Err(reason) => {
-                    self.metrics.denied(reason);
+                    self.metrics.refuse_request(reason);
                     return self.turn_away(Op::Open, connection, Some(who), link, reason);
                 }
             };
@@ -447,7 +444,7 @@ impl Acceptor {
                 Err(end) => {
                     // The identity is not proved.
                     if let Some(reason) = end.reason() {
-                        self.metrics.denied(reason);
+                        self.metrics.refuse_request(reason);
                         self.turn_away(Op::Packet, connection, None, link, reason);
                     }
                     return close_foreign(

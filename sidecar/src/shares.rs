@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_free() {
+    fn returned_share_is_free() {
         let mut shares = Shares::new(2);
         assert_eq!(greedy(&mut shares, 1, 1), 2, "two places are for two, also of one source");
         assert!(!shares.may_take(&2, 1, 1));

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_at_the_limit_is_named() {
+    fn timeout_names_missing_links() {
         let said = |limit| wait(sidecar(usize::MAX), limit).unwrap_err().to_string();
         let missing = "waits for: link a (no room); waits for: link b (no room)";
         for limit in [Duration::ZERO, Duration::from_millis(20)] {

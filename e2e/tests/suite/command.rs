@@ -22,7 +22,7 @@ fn json(dir: &Path, args: &[&str]) -> Value {
 }
 
 #[test]
-fn who_and_keys_list_clients_and_keys() {
+fn commands_who_and_keys_list_clients_and_keys() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let mut sidecar = Command::new(program("shmesh-sidecar"));

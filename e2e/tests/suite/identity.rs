@@ -46,8 +46,8 @@ fn shared_with_whom_the_node_knows(kernel: &[&str]) {
     exporter.tell(&format!("device admit {key} {}", child_of(late.pid())));
     late.tell("device connect");
     assert_eq!(late.ask(&format!("device import {key}")), "weights");
-    let nobody = exporter.ask(&format!("device admit {key} {}", i32::MAX));
-    assert!(nobody.contains("no living process"), "{nobody}");
+    let refused = exporter.ask(&format!("device admit {key} {}", i32::MAX));
+    assert!(refused.contains("no living process"), "{refused}");
 }
 
 #[test]

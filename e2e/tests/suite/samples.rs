@@ -65,7 +65,7 @@ fn talks(sample: &str, said: &str) {
         pods.iter().flat_map(|pod| pod["spec"]["containers"].as_array().unwrap()).collect();
     // Both sides wait until the link exists.
     let mut primary = RunningSample::start(command(containers[0], dir.path()));
-    // Kept: who writes to a closed pipe ends.
+    // Kept open: a process that writes to a closed pipe ends.
     let _read = attached(&mut primary);
     let mut secondary = RunningSample::start(command(containers[1], dir.path()));
     let lines = attached(&mut secondary);

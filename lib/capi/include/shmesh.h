@@ -198,8 +198,8 @@ typedef enum {
 } shmesh_pool_t;
 
 /**
- * A configuration: a list of links. Free it with `shmesh_config_free`. The handle is never dereferenced: after that it has no
- * links.
+ * A configuration: a list of links. Free it with `shmesh_config_free`. A handle is the key of a table and is never
+ * dereferenced: a freed one names an empty configuration.
  */
 typedef struct shmesh_config_t shmesh_config_t;
 

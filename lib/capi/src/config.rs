@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shmesh::ErrorKind;
-use shmesh::config::{LinkConfig, LoadedConfig, from_file, from_yaml};
+use shmesh::config::{LinkConfig, from_file, from_yaml};
 
 use crate::error::{CallError, argument, guarded, shmesh_error_t, uncancelled};
 use crate::handles::{interned, no_fork};
-use shmesh_error_t::SHMESH_OK;
+use shmesh_error_t::{SHMESH_ERROR_CONFIG, SHMESH_OK};
 
-/// A configuration: a list of links. Free it with `shmesh_config_free`. The handle is never dereferenced: after that it has no
-/// links.
+/// A configuration: a list of links. Free it with `shmesh_config_free`. A handle is the key of a table and is never
+/// dereferenced: a freed one names an empty configuration.
 #[derive(Debug)]
 pub struct shmesh_config_t {
     _opaque: (),
@@ -26,12 +26,12 @@ type Links = Arc<[(&'static CStr, LinkConfig)]>;
 /// Configurations by handle. Handles are numbers that are not valid addresses and are never reused.
 static CONFIGS: Mutex<BTreeMap<usize, Links>> = Mutex::new(BTreeMap::new());
 
-/// Both locks, released in this order.
+/// The guards of the table and of the lock against `fork`; the table is unlocked first.
 type ConfigsGuard = (MutexGuard<'static, BTreeMap<usize, Links>>, MutexGuard<'static, ()>);
 
 fn configs() -> ConfigsGuard {
     let no_fork = no_fork();
-    // Each change is one step.
+    // A panic cannot leave the map half changed, so a poisoned lock is usable.
     (CONFIGS.lock().unwrap_or_else(PoisonError::into_inner), no_fork)
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn links(config: *const shmesh_config_t) -> Option<Links> {
     configs().0.get(&config.addr()).cloned()
 }
 
-fn opened(links: Vec<LinkConfig>) -> *mut shmesh_config_t {
+fn insert_handle(links: Vec<LinkConfig>) -> *mut shmesh_config_t {
     // No handle of a link has both bits: its slot would have been used 2^42 times.
     static NEXT: AtomicUsize = AtomicUsize::new(0b11 << 62);
     let handle = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -74,13 +74,6 @@ pub(crate) unsafe fn output<'a, T>(what: &str, out: *mut *mut T) -> Result<&'a m
     Ok(place)
 }
 
-fn taken(
-    loaded: Result<LoadedConfig, shmesh::config::ConfigError>,
-) -> Result<*mut shmesh_config_t, CallError> {
-    let loaded = loaded.map_err(|error| shmesh::Error::from(ErrorKind::Config(error)))?;
-    Ok(opened(loaded.links))
-}
-
 /// Reads a configuration from a YAML string, in shmesh's form (`links:`) or NVIPC's (`transport:`).
 ///
 /// # Safety
@@ -93,7 +86,9 @@ pub unsafe extern "C" fn shmesh_config_from_yaml(
     guarded(|| {
         // SAFETY: the caller's promise.
         let (place, yaml) = unsafe { (output("config", config)?, text("yaml", yaml)?) };
-        *place = taken(from_yaml(yaml))?;
+        let loaded = from_yaml(yaml);
+        let loaded = loaded.map_err(|error| CallError(SHMESH_ERROR_CONFIG, error.shown_in("yaml", yaml)))?;
+        *place = insert_handle(loaded.links);
         Ok(SHMESH_OK)
     })
 }
@@ -115,7 +110,9 @@ pub unsafe extern "C" fn shmesh_config_from_file(
         }
         // SAFETY: the caller's promise.
         let path = unsafe { CStr::from_ptr(path) };
-        *place = taken(from_file(Path::new(OsStr::from_bytes(path.to_bytes()))))?;
+        let loaded = from_file(Path::new(OsStr::from_bytes(path.to_bytes())))
+            .map_err(|error| shmesh::Error::from(ErrorKind::Config(error)))?;
+        *place = insert_handle(loaded.links);
         Ok(SHMESH_OK)
     })
 }
@@ -133,7 +130,7 @@ pub unsafe extern "C" fn shmesh_config_default(
         // SAFETY: the caller's promise.
         let (place, name) = unsafe { (output("config", config)?, text("name", name)?) };
         let name = name.parse().map_err(|error| shmesh::Error::from(ErrorKind::Name(error)))?;
-        *place = opened(vec![LinkConfig::new(name)]);
+        *place = insert_handle(vec![LinkConfig::new(name)]);
         Ok(SHMESH_OK)
     })
 }

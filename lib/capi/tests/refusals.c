@@ -133,6 +133,7 @@ static void configurations(void)
     shmesh_link_t *link;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
         REFUSED(SHMESH_ERROR_CONFIG, shmesh_config_from_yaml(wrong[i], &config));
+    CHECK(strstr(shmesh_last_error(), "--> yaml:3:") != NULL);
     REFUSED(SHMESH_ERROR_CONFIG, shmesh_config_from_file("/nowhere/at/all.yaml", &config));
     OK(shmesh_config_from_yaml("transport: { type: shm, shm_config: { prefix: of-nvipc } }", &config));
     CHECK(strcmp(shmesh_config_name(config, 0), "of-nvipc") == 0 && shmesh_config_name(config, 1) == NULL);

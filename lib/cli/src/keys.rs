@@ -34,16 +34,17 @@ pub(crate) fn run(args: &LinkArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => {
             // A link without a sidecar has no keys; a link that does not exist is an error.
             View::open(dir, &args.link)?;
-            (None, "nobody")
+            (None, None)
         }
         asked => {
-            (asked.with_context(|| format!("cannot ask for the keys of link {}", args.link))?, "participant")
+            let keys = asked.with_context(|| format!("cannot ask for the keys of link {}", args.link))?;
+            (keys, Some("participant"))
         }
     };
     match args.output {
         Output::Text => text(args, keys.as_deref(), out),
         Output::Json => {
-            let served_by = if keys.is_some() { "sidecar" } else { without };
+            let served_by = if keys.is_some() { Some("sidecar") } else { without };
             let keys: Value = keys.iter().flatten().map(key_json).collect();
             let all = json!({ "link": args.link.as_str(), "served_by": served_by, "keys": keys });
             serde_json::to_writer_pretty(&mut *out, &all)?;
@@ -69,7 +70,7 @@ fn text(args: &LinkArgs, keys: Option<&[KeyInfo]>, out: &mut dyn Write) -> anyho
             mechanism(key).to_owned(),
             key.exporter.to_string(),
             importers(key),
-            if key.open { "everybody".to_owned() } else { key.admitted.to_string() },
+            if key.open { "all".to_owned() } else { key.admitted.to_string() },
             state(key).to_owned(),
         ]);
     }

@@ -61,16 +61,16 @@ pub(crate) struct Args {
     /// Seconds to wait for the link
     #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = seconds)]
     wait_seconds: f64,
-    /// Export memory as a fake device (primary), or import and read it (secondary)
+    /// For tests and demonstrations: export ordinary memory as if it were a device's (primary), or import and read it (secondary)
     #[arg(long)]
     region: bool,
-    /// For the secondary with --region: have this process of the node admitted instead, and expect a refusal
+    /// For tests, on the secondary with --region: have this process of the node admitted instead, and expect a refusal
     #[arg(long, value_name = "PID", requires = "region", value_parser = clap::value_parser!(i32).range(1..))]
     ask_for: Option<i32>,
-    /// For the primary with --region: admit this service account, and no process that asks
+    /// For tests, on the primary with --region: admit this service account, and no process that asks
     #[arg(long, value_name = "NAMESPACE/NAME", requires = "region")]
     service_account: Option<String>,
-    /// For the secondary with --region: expect a refusal
+    /// For tests, on the secondary with --region: expect a refusal
     #[arg(long, requires = "region")]
     refused: bool,
     #[command(flatten)]

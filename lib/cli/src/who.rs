@@ -13,8 +13,7 @@ use crate::people;
 use crate::table::Table;
 
 pub(crate) const EXAMPLES: &str = "\
-Asks the sidecar of the link. TGID is the thread-group id in the outermost pid namespace, by which processes are admitted to
-device keys. Without a sidecar the command shows the seats in shared memory and says so; their pids are written by the
+Asks the sidecar of the link. TGID is the process id in the node's pid namespace; device keys are granted by it. Without a sidecar the command shows the seats in shared memory and says so; their pids are written by the
 processes themselves and are not verified.
 
 The sidecar answers only processes in its pid namespace that run as its user or as root. In a pod, run the command in the
@@ -30,7 +29,7 @@ enum ProcessSource {
     Sidecar(ProcessList),
     /// The segments, because no sidecar keeps the link: a participant serves it, or no process does.
     Segments {
-        served_by: &'static str,
+        served_by: Option<&'static str>,
         seats: Vec<SeatView>,
     },
 }
@@ -56,8 +55,8 @@ fn ask(args: &LinkArgs) -> anyhow::Result<ProcessSource> {
     let processes = Client::connect(dir, args.link.as_str()).and_then(|mut client| client.processes());
     match processes {
         Ok(Some(processes)) => Ok(ProcessSource::Sidecar(processes)),
-        Ok(None) => seen("participant"),
-        Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => seen("nobody"),
+        Ok(None) => seen(Some("participant")),
+        Err(error) if matches!(error.kind(), ErrorKind::NoBroker { .. }) => seen(None),
         Err(error) => Err(error).with_context(|| format!("cannot list the processes on link {}", args.link)),
     }
 }
@@ -65,17 +64,17 @@ fn ask(args: &LinkArgs) -> anyhow::Result<ProcessSource> {
 fn text(args: &LinkArgs, answer: &ProcessSource, out: &mut dyn Write) -> anyhow::Result<()> {
     let all = match answer {
         ProcessSource::Sidecar(all) => all,
-        ProcessSource::Segments { served_by, seats } => return segments_text(args, served_by, seats, out),
+        ProcessSource::Segments { served_by, seats } => return segments_text(args, *served_by, seats, out),
     };
     let mut table =
         Table::new(&[">TGID", ">START", ">UID", "POD", ">SESSIONS", "SEATS", ">EXPORTS", ">IMPORTS"]);
     for process in &all.processes {
-        let who = identity(process);
+        let identity = identity(process);
         table.row([
-            who.bare_tgid.to_string(),
-            who.start_time.to_string(),
-            who.uid.to_string(),
-            who.pod.as_ref().map_or_else(|| "-".to_owned(), pod),
+            identity.bare_tgid.to_string(),
+            identity.start_time.to_string(),
+            identity.uid.to_string(),
+            identity.pod.as_ref().map_or_else(|| "-".to_owned(), pod),
             process.sessions.to_string(),
             seats(&process.seats),
             process.exports.to_string(),
@@ -100,12 +99,12 @@ fn text(args: &LinkArgs, answer: &ProcessSource, out: &mut dyn Write) -> anyhow:
 
 fn segments_text(
     args: &LinkArgs,
-    served_by: &str,
+    served_by: Option<&str>,
     seats: &[SeatView],
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let by =
-        if served_by == "nobody" { "not served by any process" } else { "served by one of its participants" };
+        if served_by.is_none() { "not served by any process" } else { "served by one of its participants" };
     writeln!(
         out,
         "link {}, {by}: no sidecar keeps it, so this list is from shared memory and not verified",
@@ -170,8 +169,8 @@ fn whole_json(args: &LinkArgs, answer: &ProcessSource) -> Value {
 }
 
 fn process_json(process: &Process) -> Value {
-    let who = identity(process);
-    let pod = who.pod.as_ref().map(|pod| {
+    let identity = identity(process);
+    let pod = identity.pod.as_ref().map(|pod| {
         json!({
             "uid": pod.uid,
             "namespace": pod.namespace,
@@ -182,10 +181,10 @@ fn process_json(process: &Process) -> Value {
         })
     });
     json!({
-        "bare_tgid": who.bare_tgid,
-        "start_time": who.start_time,
-        "uid": who.uid,
-        "gid": who.gid,
+        "bare_tgid": identity.bare_tgid,
+        "start_time": identity.start_time,
+        "uid": identity.uid,
+        "gid": identity.gid,
         "pod": pod,
         "sessions": process.sessions,
         "seats": process.seats.iter().map(seat_json).collect::<Value>(),

@@ -1,8 +1,15 @@
 //! Command-line flags shared by all daemons.
 
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 
-use clap::{Args, ValueEnum};
+use clap::error::{ContextKind, ContextValue};
+use clap::{Args, Command, ValueEnum};
+
+/// Exit status for an invalid command line, as in clap.
+const BAD_COMMAND_LINE: u8 = 2;
+/// Exit status for an invalid configuration (`EX_USAGE` of sysexits).
+const BAD_CONFIG: u8 = 64;
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -38,4 +45,42 @@ pub struct DaemonArgs {
     /// Address for /livez, /readyz, /metrics and /log-level; not served by default
     #[arg(long, env = "SHMESH_ADMIN", value_name = "IP:PORT")]
     pub admin: Option<SocketAddr>,
+}
+
+/// The exit status for an error that `command` returned for `args`: 0 for help, 64 if an environment variable has an invalid
+/// value, because a chart or an injector sets it as configuration, and otherwise 2.
+///
+/// ```
+/// use clap::{CommandFactory, Parser};
+/// #[derive(Debug, clap::Parser)]
+/// struct Args {
+///     #[arg(long)]
+///     size: u64,
+/// }
+/// let args = ["daemon", "--size", "many"];
+/// let error = Args::try_parse_from(args).unwrap_err();
+/// assert_eq!(shmesh_daemon::args::exit_status(&error, &Args::command(), &args.map(Into::into)), 2);
+/// ```
+pub fn exit_status(error: &clap::Error, command: &Command, args: &[OsString]) -> u8 {
+    if !error.use_stderr() {
+        return 0;
+    }
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return BAD_COMMAND_LINE;
+    };
+    // Shown as `--size <SIZE>`. clap does not say where a value is from; a flag on the command line has precedence.
+    let flag = shown.split([' ', '=']).next().unwrap_or_default();
+    let is_given = args.iter().filter_map(|arg| arg.to_str()).any(|arg| arg.split('=').next() == Some(flag));
+    if !is_given && flag.strip_prefix("--").is_some_and(|long| has_variable(command, long)) {
+        BAD_CONFIG
+    } else {
+        BAD_COMMAND_LINE
+    }
+}
+
+/// Whether the option of this name, of the command or of a subcommand, has an environment variable that is set.
+fn has_variable(command: &Command, long: &str) -> bool {
+    let is_set = |name: &OsStr| std::env::var_os(name).is_some();
+    command.get_arguments().any(|arg| arg.get_long() == Some(long) && arg.get_env().is_some_and(is_set))
+        || command.get_subcommands().any(|command| has_variable(command, long))
 }

@@ -11,14 +11,6 @@ const AFTER_START: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Unmaps the code that the daemon has used at its start, once. What it uses from then on is mapped again.
-///
-/// ```
-/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-/// # runtime.block_on(async {
-/// tokio::spawn(shmesh_daemon::resident::unmap_startup_code());
-/// # });
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub async fn unmap_startup_code() {
     sleep(AFTER_START).await;
     unmap().await;

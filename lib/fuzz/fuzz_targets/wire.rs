@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use broker::{Broker, Command, Effect, FdToken, Millis, Policy, ProcessId, SessionId, Ticket};
 use shmesh_proto::broker::{
     Ack, Attach, BareTgid, Close, Detach, ExportKey, Hello, ImportByKey, List, Reply, Request, SetImportPid,
-    Stands, event::Happened, reply, request::Op,
+    Stands, event::SessionEvent, reply, request::Op,
 };
 use shmesh_proto::identity::{Answer, PeerIdentity, Pod, Question};
 use shmesh_proto::limits::MAX_PACKET_BYTES;
@@ -120,7 +120,7 @@ impl World {
             Some(reply::Result::Exported(exported)) => self.keys.push(exported.key.clone()),
             Some(reply::Result::Imported(imported)) => self.grants.push(imported.grant.clone()),
             Some(reply::Result::Event(event)) => {
-                if let Some(Happened::Admit(admit)) = &event.happened {
+                if let Some(SessionEvent::Admit(admit)) = &event.happened {
                     self.grants.push(admit.grant.clone());
                 }
             }

@@ -258,7 +258,7 @@ fn open_segment(path: &CStr, read_only: bool) -> Answer<(Fd, libc::stat, Segment
     Ok((fd, found, header))
 }
 
-/// Keeps a lease on a segment as long as this process lives, by a page that cannot be read: who has made a segment or knows its
+/// Keeps a lease on a segment as long as this process lives, by a page that cannot be read: the process that made a segment or knows its
 /// identifier may attach it at any time.
 fn take_interest(fd: &Fd, found: &libc::stat) -> Answer<()> {
     let page = usize::try_from(sys::page_bytes()).unwrap_or(4096);

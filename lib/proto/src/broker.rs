@@ -628,7 +628,7 @@ impl Reply {
 
     /// Creates an event, which has no request.
     #[must_use]
-    pub fn event(happened: event::Happened) -> Self {
+    pub fn event(happened: event::SessionEvent) -> Self {
         Self::new(0, reply::Result::Event(Event { happened: Some(happened) }))
     }
 }
@@ -706,17 +706,17 @@ pub struct Admit {
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Event {
     /// The kind of the event.
-    #[prost(oneof = "event::Happened", tags = "1, 2, 3, 4, 5")]
-    pub happened: Option<event::Happened>,
+    #[prost(oneof = "event::SessionEvent", tags = "1, 2, 3, 4, 5")]
+    pub happened: Option<event::SessionEvent>,
 }
 
 /// The kinds of an [`Event`].
 pub mod event {
     use super::{Admit, Oneof};
 
-    /// The kinds of events.
+    /// An event of a session, by its kind.
     #[derive(Clone, PartialEq, Eq, Oneof)]
-    pub enum Happened {
+    pub enum SessionEvent {
         /// A participant of the link has died; this is its bare thread-group id.
         #[prost(int32, tag = "1")]
         PeerDied(i32),

@@ -524,7 +524,7 @@ impl Link {
         Ok(())
     }
 
-    /// User and mode of the lock file that this handle has open: who may attach to the link.
+    /// User and mode of the lock file that this handle has open, which decide which processes may attach.
     fn lock_file_owner(&self) -> PyResult<(u32, u32)> {
         self.with(shmesh::Link::lock_file_owner)
     }

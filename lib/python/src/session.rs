@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use shmesh::client::Happened;
+use shmesh::client::SessionEvent;
 use shmesh::device::{BareTgid, DeviceKey, DeviceMemory, ExportFlags, Session};
 
 use crate::error::{error, forked, of_link};
@@ -110,7 +110,7 @@ fn key_of(bytes: &[u8]) -> PyResult<DeviceKey> {
 }
 
 /// The name of an event, without its key: keys must not be logged.
-fn name_of(happened: &Happened) -> String {
+fn name_of(happened: &SessionEvent) -> String {
     let text = format!("{happened:?}");
     text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()
 }

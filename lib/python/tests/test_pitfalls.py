@@ -157,7 +157,7 @@ def test_segments_are_not_attached_by_accident() -> None:
     first = libc.shmget(key, 4096, 0o600 | IPC_CREAT)
     second = libc.shmget(key, 4096, 0o600 | IPC_CREAT)
     libc.shmctl(first, IPC_RMID, None)
-    assert first == second >= 0, "the recipe: who uses the same small number gets the other program's memory"
+    assert first == second >= 0, "the recipe: a program that uses the same small number gets the other program's memory"
 
     array = shmesh.from_numpy([42], "answers")
     with pytest.raises(shmesh.AlreadyExists):

@@ -16,13 +16,13 @@ pub(super) struct Library {
 impl Library {
     /// Loads the first of `candidates` that exists, or only the path in `variable` if that is set.
     pub(super) fn open(what: &str, variable: &str, candidates: &[String]) -> io::Result<Self> {
-        let said = std::env::var(variable).ok().filter(|path| !path.is_empty());
-        let candidates = said.as_ref().map_or(candidates, std::slice::from_ref);
+        let configured = std::env::var(variable).ok().filter(|path| !path.is_empty());
+        let candidates = configured.as_ref().map_or(candidates, std::slice::from_ref);
         let mut refused = Vec::new();
         for name in candidates {
             match load(name) {
                 Ok(library) => return Ok(Self { name: name.clone(), library: ManuallyDrop::new(library) }),
-                Err(error) => refused.push(said_by_the_linker(&error)),
+                Err(error) => refused.push(linker_message(&error)),
             }
         }
         let text = format!(
@@ -42,7 +42,7 @@ impl Library {
     /// `F` is a function pointer of that function's C signature.
     #[expect(unsafe_code, reason = "a library's symbols have no types")]
     pub(super) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: the caller's promise; the library is never unloaded, so the pointer stays good.
+        // SAFETY: the caller's promise; the library is never unloaded, so the pointer stays valid.
         unsafe { self.library.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 }
@@ -55,7 +55,7 @@ fn load(name: &str) -> Result<libloading::Library, libloading::Error> {
 }
 
 /// The linker's error message: the file and the problem.
-fn said_by_the_linker(error: &libloading::Error) -> String {
+fn linker_message(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 

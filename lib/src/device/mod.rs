@@ -39,7 +39,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shmesh_proto::broker::{
-    self, Ack, Admit, Close, ImportByKey, Mechanism, SetImportPid, Stands, event::Happened, reply, request,
+    self, Ack, Admit, Close, ImportByKey, Mechanism, SetImportPid, Stands, event::SessionEvent, reply,
+    request,
 };
 pub use shmesh_proto::key::DeviceKey;
 use shmesh_proto::key::KEY_BYTES;
@@ -129,7 +130,7 @@ pub trait DeviceMemory: Sized + Send + Sync + 'static {
 ///
 /// It survives restarts of the sidecar: exports and imports are registered with the next one, under the same keys, and
 /// imported memory stays mapped meanwhile. While there is no sidecar, a call waits some seconds for it. A key that
-/// cannot be registered again is reported as [`RegionLost`](Happened::RegionLost), to the exporter and to importers.
+/// cannot be registered again is reported as [`RegionLost`](SessionEvent::RegionLost), to the exporter and to importers.
 ///
 /// ```no_run
 /// use shmesh::device::{ExportFlags, HostMemory, Session};
@@ -314,7 +315,7 @@ impl<M: DeviceMemory> Session<M> {
     }
 
     /// Ends an export while others import it: they get an event, and the memory is kept until they have closed it
-    /// ([`Unused`](Happened::Unused)) or the session is dropped.
+    /// ([`Unused`](SessionEvent::Unused)) or the session is dropped.
     ///
     /// # Errors
     /// [`Denied`](crate::ErrorKind::Denied) if this process has not exported it.
@@ -338,7 +339,7 @@ impl<M: DeviceMemory> Session<M> {
             Err(error) if matches!(error.kind(), ErrorKind::Busy { .. }) => {
                 // No importer is admitted any more, so an `Unused` event from before this answer is obsolete.
                 state.client.forget(
-                    |happened| matches!(happened, Happened::Unused(unused) if unused == key.as_bytes()),
+                    |happened| matches!(happened, SessionEvent::Unused(unused) if unused == key.as_bytes()),
                 );
                 Ok(())
             }
@@ -360,7 +361,7 @@ impl<M: DeviceMemory> Session<M> {
     ///
     /// # Errors
     /// [`System`](crate::ErrorKind::System): the connection cannot be read.
-    pub fn event(&mut self) -> Result<Option<Happened>> {
+    pub fn event(&mut self) -> Result<Option<SessionEvent>> {
         let shared = self.shared()?;
         let state = &mut *shared.lock();
         shared.hear();
@@ -376,13 +377,13 @@ impl<M: DeviceMemory> Session<M> {
             };
             match happened {
                 None => return Ok(None),
-                Some(Happened::Admit(admit)) => {
+                Some(SessionEvent::Admit(admit)) => {
                     let done = admit_in_driver(shared, state, &admit);
                     // Refused if the importer has ended meanwhile, which needs no handling.
                     let _ = shared.done(state, &request::Op::Ack(Ack { grant: admit.grant, done }));
                 }
                 Some(happened) => {
-                    if let Happened::Unused(key) = &happened
+                    if let SessionEvent::Unused(key) = &happened
                         && let Ok(key) = <[u8; KEY_BYTES]>::try_from(key.as_slice())
                         && state.exports.get(&key).is_some_and(|export| export.is_forced)
                     {

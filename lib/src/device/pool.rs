@@ -165,10 +165,10 @@ impl Link {
                 let memory = make(layout.bytes()).map_err(|error| failed("make", error))?;
                 let offer = offer(&memory, layout).map_err(|error| failed("share", error))?;
                 let lent = self.ask_for_memory(pool, Some(&offer))?;
-                let nobody = || {
+                let unavailable = || {
                     failed("share", io::Error::other("the host of the link did not keep the offered memory"))
                 };
-                let lent = lent.ok_or_else(nobody)?;
+                let lent = lent.ok_or_else(unavailable)?;
                 if lent.id == offer.id {
                     return Ok(known(offer.id, memory));
                 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use shmesh_proto::broker::{
-    self, Admitted, Claim, Code, Done, ExportKey, Hello, Restore, event::Happened, reply, request,
+    self, Admitted, Claim, Code, Done, ExportKey, Hello, Restore, event::SessionEvent, reply, request,
 };
 use shmesh_proto::key::KEY_BYTES;
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_RESTORED_PIDS, MAX_SUBJECT_BYTES};
@@ -224,7 +224,7 @@ impl<M: DeviceMemory> State<M> {
         hello.map_err(|refused| self.client.refused(refused))?;
         let of_importers: Vec<KeyBytes> = self.imports.keys().copied().collect();
         let is_lost = |client: &Client, key: &KeyBytes| {
-            client.kept_events().any(|event| matches!(event, Happened::RegionLost(lost) if lost == key))
+            client.kept_events().any(|event| matches!(event, SessionEvent::RegionLost(lost) if lost == key))
         };
         let mut lost = Vec::new();
         if !self.exports.is_empty() && !self.is_who_it_was()? {
@@ -250,7 +250,7 @@ impl<M: DeviceMemory> State<M> {
             }
         }
         for key in lost {
-            self.client.happened(Happened::RegionLost(key.to_vec()));
+            self.client.happened(SessionEvent::RegionLost(key.to_vec()));
         }
         Ok(())
     }

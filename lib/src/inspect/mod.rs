@@ -18,7 +18,7 @@
 //! use shmesh::inspect::{View, names};
 //! let options = shmesh::LinkOptions::new().dir(dir.path());
 //! let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-//! link.send_inline(7, 0, b"nobody listens")?;
+//! link.send_inline(7, 0, b"slot 7")?;
 //!
 //! let name = names(dir.path())?.remove(0);
 //! let snapshot = View::open(dir.path(), &name)?.snapshot();

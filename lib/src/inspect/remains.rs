@@ -71,7 +71,7 @@ impl Remains {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// use shmesh::inspect::Remains;
-    /// link.send_inline(1, 0, b"nobody has received it")?;
+    /// link.send_inline(1, 0, b"not received yet")?;
     /// drop(link);
     /// let remains = Remains::of(dir.path(), &"fronthaul".parse()?)?;
     /// assert_eq!((remains.is_held, remains.queued), (false, Some(1)));

@@ -253,7 +253,7 @@ pub struct PoolView {
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
 /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
 /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
-/// link.send_inline(7, 0, b"nobody listens")?;
+/// link.send_inline(7, 0, b"slot 7")?;
 /// assert_eq!(view.snapshot().rings[0].queued[0].msg_id, 7);
 /// assert_eq!(view.seats().len(), 1, "looking takes no seat");
 /// # Ok::<(), Box<dyn std::error::Error>>(())

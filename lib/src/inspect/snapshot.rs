@@ -364,7 +364,7 @@ impl View {
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// let view = shmesh::inspect::View::open(dir.path(), &"fronthaul".parse()?)?;
     /// let before = view.snapshot();
-    /// link.send_inline(7, 0, b"nobody listens")?;
+    /// link.send_inline(7, 0, b"slot 7")?;
     /// assert_eq!(before.rings[0].queued.len(), 0, "a copy, which stays as it was");
     /// assert_eq!(view.snapshot().rings[0].queued.len(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

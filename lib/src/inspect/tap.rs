@@ -62,7 +62,7 @@ impl Filter {
 /// use shmesh::inspect::{Filter, Tap, View};
 /// let mut tap = Tap::new(View::open(dir.path(), &"fronthaul".parse()?)?, Filter::default());
 /// link.send_inline(7, 3, b"hello")?;
-/// tap.look(|seen| {
+/// tap.poll(|seen| {
 ///     assert_eq!((seen.msg_id, seen.cell_id, seen.msg_len), (7, 3, 5));
 ///     assert_eq!((seen.msg, seen.from), (&b"hello"[..], shmesh::Side::Primary));
 /// });
@@ -125,7 +125,7 @@ pub struct LostCounts {
 /// mac.send_inline(7, 0, b"request")?;
 /// drop(phy.receive()?);
 /// let mut ids = Vec::new();
-/// assert_eq!(tap.look(|seen| ids.push(seen.msg_id)), 1, "received, and still to be seen");
+/// assert_eq!(tap.poll(|seen| ids.push(seen.msg_id)), 1, "received, and still to be seen");
 /// assert_eq!((ids, tap.lost().overwritten), (vec![7], 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -167,10 +167,10 @@ impl Tap {
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
     /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
     /// use shmesh::inspect::{Filter, Tap, View};
-    /// link.send_inline(7, 0, b"nobody listens")?;
+    /// link.send_inline(7, 0, b"slot 7")?;
     /// drop(link); // or it crashed
     /// let mut tap = Tap::new(View::open(dir.path(), &"fronthaul".parse()?)?, Filter::default());
-    /// assert_eq!(tap.look(|_| {}), 1);
+    /// assert_eq!(tap.poll(|_| {}), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -215,7 +215,7 @@ impl Tap {
     /// let view = View::open(dir.path(), &"fronthaul".parse()?)?;
     /// let mut tap = Tap::new(view, Filter::default()).limit_bytes(2);
     /// link.send_inline(7, 0, b"hello")?;
-    /// tap.look(|seen| assert_eq!((seen.msg, seen.msg_len), (&b"he"[..], 5)));
+    /// tap.poll(|seen| assert_eq!((seen.msg, seen.msg_len), (&b"he"[..], 5)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -245,11 +245,11 @@ impl Tap {
     /// let mut tap = Tap::new(View::open(dir.path(), &"fronthaul".parse()?)?, only_80);
     /// link.send_inline(0x80, 0, b"slot")?;
     /// link.send_inline(0x81, 0, b"other")?;
-    /// assert_eq!(tap.look(|seen| assert_eq!(seen.msg, b"slot")), 1);
-    /// assert_eq!(tap.look(|_| {}), 0, "each is shown once");
+    /// assert_eq!(tap.poll(|seen| assert_eq!(seen.msg, b"slot")), 1);
+    /// assert_eq!(tap.poll(|_| {}), 0, "each is shown once");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn look(&mut self, mut show: impl FnMut(&TappedMessage<'_>)) -> usize {
+    pub fn poll(&mut self, mut show: impl FnMut(&TappedMessage<'_>)) -> usize {
         let mut shown = 0;
         for from in [Side::Primary, Side::Secondary] {
             if self.filter.from.is_none_or(|wanted| wanted == from) {

@@ -59,7 +59,7 @@ impl Link {
     /// assert!(!writer.wait_for_readers(1, Some(Duration::from_millis(1)))?);
     /// let reader = options.attach("weights", shmesh::Side::Secondary)?;
     /// assert!(writer.wait_for_readers(1, None)?);
-    /// writer.send_inline(1, 0, b"everybody gets this")?;
+    /// writer.send_inline(1, 0, b"for every reader")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn wait_for_readers(&self, count: usize, timeout: Option<Duration>) -> Result<bool> {

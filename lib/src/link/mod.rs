@@ -241,7 +241,7 @@ impl Shared {
     fn wake_all(&self) {
         for ring in self.core.rings() {
             let waiting = crate::notify::waiting(ring);
-            if !waiting.nobody() {
+            if !waiting.is_empty() {
                 // If this process has no descriptors left, receivers with a bell will check with their next message.
                 let _ = self.wake(ring, waiting, Cause::Event);
             }

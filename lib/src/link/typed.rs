@@ -149,17 +149,6 @@ impl Link {
     ///
     /// # Errors
     /// As [`typed`](Self::typed); [`TypeName`](ErrorKind::TypeName).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
-    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
-    /// let phy = phy.typed_as::<[u32; 4]>("fronthaul.Slot/2")?;
-    /// let old = mac.typed_as::<[u32; 4]>("fronthaul.Slot/1").unwrap_err();
-    /// assert!(old.to_string().contains("it carries fronthaul.Slot/2"), "{old}");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn typed_as<T: Payload + ?Sized>(self, name: &str) -> Result<TypedLink<T>> {
         let payload = self.declare_payload::<T>(name)?;
         Ok(TypedLink { link: self, payload, of: PhantomData })
@@ -544,8 +533,8 @@ impl<T: Payload + ?Sized> TypedMessage<'_, T> {
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-/// # let trainer = options.create(&shmesh::config::LinkConfig::new("batches".parse()?))?.typed::<[f32]>()?;
-/// # let loader = options.attach("batches", shmesh::Side::Secondary)?.typed::<[f32]>()?;
+/// let trainer = options.create(&shmesh::config::LinkConfig::new("batches".parse()?))?.typed::<[f32]>()?;
+/// let loader = options.attach("batches", shmesh::Side::Secondary)?.typed::<[f32]>()?;
 /// loader.send(&[0.5; 10_000])?;
 /// let tensor = trainer.receive()?.expect("it was just sent").into_owned();
 /// let worker = std::thread::spawn(move || tensor.value().iter().sum::<f32>());

@@ -81,10 +81,10 @@ impl Link {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("numbers".parse()?);
-    /// # config.request_window = 8;
-    /// # let server = options.create(&config)?;
-    /// # let client = options.attach("numbers", shmesh::Side::Secondary)?;
+    /// let mut config = shmesh::config::LinkConfig::new("numbers".parse()?);
+    /// config.request_window = 8;
+    /// let server = options.create(&config)?;
+    /// let client = options.attach("numbers", shmesh::Side::Secondary)?;
     /// let server = server.typed_requests::<u32, u64>()?;
     /// let refused = client.typed_requests::<u32, [u64]>().unwrap_err();
     /// assert!(refused.to_string().contains("it carries u64 (8 bytes, aligned to 8) from the primary side"), "{refused}");
@@ -101,18 +101,6 @@ impl Link {
     ///
     /// # Errors
     /// As [`typed_requests`](Self::typed_requests); [`TypeName`](ErrorKind::TypeName).
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
-    /// # let mut config = shmesh::config::LinkConfig::new("numbers".parse()?);
-    /// # config.request_window = 8;
-    /// # let server = options.create(&config)?;
-    /// # let client = options.attach("numbers", shmesh::Side::Secondary)?;
-    /// let server = server.typed_requests_as::<u32, u64>("numbers.Query/1", "numbers.Answer/2")?;
-    /// assert!(client.typed_requests_as::<u32, u64>("numbers.Query/1", "numbers.Answer/1").is_err());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn typed_requests_as<Req: Payload + ?Sized, Rep: Payload + ?Sized>(
         self,
         request: &str,

@@ -256,7 +256,7 @@ impl SeatLease {
         if self.shared.notify {
             let ring = self.outgoing();
             let waiting = notify::waiting(ring).only(seat);
-            if !waiting.nobody() {
+            if !waiting.is_empty() {
                 let _ = self.wake(ring, waiting);
             }
         }
@@ -267,7 +267,7 @@ impl SeatLease {
     fn notify(&self) -> Result<()> {
         let ring = self.outgoing();
         let waiting = notify::waiting(ring);
-        if !waiting.nobody() {
+        if !waiting.is_empty() {
             self.wake(ring, waiting)?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The participant table: who is attached to a link.
+//! The participant table: the processes that are attached to a link.
 //!
 //! A participant is one attached handle of one process. It sits in a seat, and everything that it holds in shared
 //! memory names the seat. One word says which participant sits there, so attaching and leaving are one compare-and-swap

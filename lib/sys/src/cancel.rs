@@ -45,7 +45,7 @@ pub unsafe fn end_if_cancelled() {
 ///
 /// ```
 /// let uncancelled = shmesh_sys::cancel::Uncancelled::new();
-/// println!("a system call in which nobody ends this thread");
+/// println!("a system call that cannot be cancelled");
 /// drop(uncancelled);
 /// ```
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 ///
 /// ```
 /// match shmesh_sys::cgroup::room_bytes() {
-///     Some(room) => println!("{room} bytes until somebody is killed"),
+///     Some(room) => println!("{room} bytes until the kernel kills a process"),
 ///     None => println!("no limit"),
 /// }
 /// ```

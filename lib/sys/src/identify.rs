@@ -100,8 +100,8 @@ mod tests {
             Pidfd::of_number(tid).map(drop)
         });
         assert_eq!(thread.join().unwrap(), Err(Unknown::Gone), "a thread is not a process");
-        for nobody in [0, -1, i32::MAX] {
-            assert_eq!(Pidfd::of_number(nobody).unwrap_err(), Unknown::Gone, "{nobody}");
+        for pid in [0, -1, i32::MAX] {
+            assert_eq!(Pidfd::of_number(pid).unwrap_err(), Unknown::Gone, "{pid}");
         }
     }
 }

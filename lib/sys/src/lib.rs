@@ -14,7 +14,7 @@
 //! | [`lease`] | whether any process uses a file of an IPC directory |
 //! | [`huge`] | huge pages for files in memory |
 //! | [`dir`] | directories that others can write, by descriptor and without following symbolic links |
-//! | [`mount`] | the file system of a path, and its free space |
+//! | [`mount`], [`mountinfo`] | the file system of a path, and its free space; the list of mounts |
 //! | [`socket`] | unix sockets, descriptors and credentials over them, hanging up |
 //! | [`closing`] | closing descriptors of an untrusted peer, without lingering |
 //! | [`udp`] | datagrams between nodes |
@@ -52,6 +52,7 @@ pub mod identify;
 pub mod inotify;
 pub mod lease;
 pub mod mount;
+pub mod mountinfo;
 pub mod namespace;
 pub mod pidfd;
 pub mod poll;

@@ -1,4 +1,7 @@
 //! Reading and parsing files of `/proc`. The parsers are pure and accept any text.
+//!
+//! The crate `procfs` does not serve here: it reads files without a limit and parses all of them into owned structures. These
+//! functions read a few fields of files whose length and content a hostile process influences.
 
 use std::fs;
 use std::io::{self, Read};
@@ -33,7 +36,7 @@ pub enum ProcFile {
 ///
 /// ```
 /// use shmesh_sys::procfs::{ProcFile, Proc};
-/// /// Has one file for everybody.
+/// /// Has one file for all processes.
 /// struct Made;
 /// impl Proc for Made {
 ///     fn read(&self, _tgid: i32, _file: ProcFile) -> std::io::Result<String> {
@@ -156,8 +159,40 @@ pub(crate) fn is_pid(stat: &str, pid: u32) -> bool {
     stat.split(' ').next() == Some(pid.to_string().as_str())
 }
 
-fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+/// The value of `name` in lines of the form `name: value`, as in `/proc/PID/status`.
+///
+/// ```
+/// use shmesh_sys::procfs::field;
+/// let status = "Threads:\t3\nSeccomp_filters:\t1\n";
+/// assert_eq!((field(status, "Threads"), field(status, "Seccomp")), (Some("3"), None));
+/// ```
+#[must_use]
+pub fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+}
+
+/// The bytes of a field of `/proc/meminfo`, of the `meminfo` of a NUMA node, whose lines begin with `Node 0 `, or of `status`.
+///
+/// ```
+/// use shmesh_sys::procfs::field_bytes;
+/// assert_eq!(field_bytes("MemFree: 1 kB\nMemTotal:   16 kB\n", "MemTotal"), Some(16_384));
+/// assert_eq!(field_bytes("Node 0 MemTotal:   16 kB\n", "MemTotal"), Some(16_384));
+/// ```
+#[must_use]
+pub fn field_bytes(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| {
+        let of_node = line.strip_prefix("Node ").and_then(|rest| rest.split_once(' '));
+        of_node.map_or(line, |(_, rest)| rest).strip_prefix(name)?.strip_prefix(':')
+    })?;
+    value.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Number of descriptors that this process has open, with the one by which they are counted.
+///
+/// # Errors
+/// `/proc` is not mounted, or no descriptor is free.
+pub fn open_descriptors() -> io::Result<usize> {
+    Ok(fs::read_dir("/proc/self/fd")?.count())
 }
 
 #[cfg(test)]
@@ -202,6 +237,27 @@ mod tests {
     }
 
     #[test]
+    fn fields_match_whole_names() {
+        let text = "Seccomp:\t2\nSeccomp_filters:\t1\n";
+        assert_eq!(field(text, "Seccomp"), Some("2"));
+        assert_eq!(field(text, "Seccomp_filters"), Some("1"));
+        assert_eq!(field(text, "NoNewPrivs"), None);
+        assert_eq!(
+            field_bytes("MemTotal: 99999999999999999999 kB\nNode MemFree: 1\nHugePages: 4\n", "HugePages"),
+            None
+        );
+    }
+
+    #[test]
+    fn opened_descriptor_is_counted() {
+        let before = open_descriptors().unwrap();
+        let files: Vec<_> = (0..64).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        // Other tests open and close files in the meantime.
+        assert!(open_descriptors().unwrap() > before + 32);
+        drop(files);
+    }
+
+    #[test]
     fn long_text_is_cut_between_lines() {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), "Uid:\t10\nGid:\t1234\n").unwrap();
@@ -221,6 +277,8 @@ mod tests {
                 let _ = pidfd_says(&text);
                 let _ = status(&text);
                 let _ = start_time(&text);
+                let _ = field_bytes(&text, "x");
+                let _ = crate::mountinfo::parse(&text);
             }
         }
     }

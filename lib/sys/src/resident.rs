@@ -17,11 +17,6 @@ use crate::errno::Errno;
 ///
 /// # Errors
 /// `/proc` is not mounted, or the kernel refuses.
-///
-/// ```
-/// assert!(shmesh_sys::resident::unmap_code()? > 0);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn unmap_code() -> io::Result<u64> {
     let program = fs::read_link("/proc/self/exe")?;
     let maps = fs::read_to_string("/proc/self/smaps")?;

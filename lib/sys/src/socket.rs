@@ -455,7 +455,7 @@ fn set_pass_pidfd(fd: BorrowedFd<'_>, on: bool) -> nix::Result<()> {
 /// let listener = socket::listen_on(&path, 0o600)?;
 /// let client = socket::connect_to(&path)?;
 /// socket::send(&client, b"hello", &[])?;
-/// assert_eq!(socket::receive_from(&socket::accept(&listener)?)?.sender_pid, 0, "nobody has asked");
+/// assert_eq!(socket::receive_from(&socket::accept(&listener)?)?.sender_pid, 0, "credentials were not requested");
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {

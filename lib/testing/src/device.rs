@@ -1,6 +1,6 @@
 //! Orders of peers about device memory.
 
-use shmesh::client::Happened;
+use shmesh::client::SessionEvent;
 use shmesh::config::PoolId;
 use shmesh::device::{BareTgid, DeviceKey, DevicePool, ExportFlags, HostMemory, PoolMemory, Session};
 use shmesh::{Error, Link};
@@ -78,14 +78,14 @@ pub fn key_of(text: &str) -> DeviceKey {
 }
 
 /// An event as text for tests.
-pub fn event_text(happened: Option<Happened>) -> String {
+pub fn event_text(happened: Option<SessionEvent>) -> String {
     let text = match happened {
         None => "none",
-        Some(Happened::PeerDied(tgid)) => return format!("died {tgid}"),
-        Some(Happened::RegionLost(_)) => "lost",
-        Some(Happened::ExporterClosing(_)) => "closing",
-        Some(Happened::Unused(_)) => "unused",
-        Some(Happened::Admit(_)) => "admit",
+        Some(SessionEvent::PeerDied(tgid)) => return format!("died {tgid}"),
+        Some(SessionEvent::RegionLost(_)) => "lost",
+        Some(SessionEvent::ExporterClosing(_)) => "closing",
+        Some(SessionEvent::Unused(_)) => "unused",
+        Some(SessionEvent::Admit(_)) => "admit",
     };
     text.to_owned()
 }

@@ -228,9 +228,9 @@ fn missing_pool_is_refused() {
 #[test]
 fn foreign_pool_file_is_not_removed() {
     let dir = ipc_dir();
-    std::fs::write(dir.path().join("link_cpu_msg"), "somebody's").unwrap();
+    std::fs::write(dir.path().join("link_cpu_msg"), "another program's").unwrap();
     says(&refused(create(dir.path(), "")), "NotOurs", &["link link: ", "link_cpu_msg", "move it away"]);
-    assert_eq!(std::fs::read(dir.path().join("link_cpu_msg")).unwrap(), b"somebody's");
+    assert_eq!(std::fs::read(dir.path().join("link_cpu_msg")).unwrap(), b"another program's");
 }
 
 #[test]
@@ -741,11 +741,11 @@ fn foreign_files_at_the_socket_path_are_not_removed() {
     // Its first two names.
     let user = u64::from(nix::unistd::geteuid().as_raw()) << 8;
     let [file, directory] = [user, user + 1].map(|number| dir.path().join(format!("link.broker-{number:x}")));
-    std::fs::write(&file, "somebody's").unwrap();
+    std::fs::write(&file, "another program's").unwrap();
     std::fs::create_dir(&directory).unwrap();
     let _link = create(dir.path(), MEMFD).unwrap();
     attach(dir.path()).unwrap();
-    assert_eq!(std::fs::read(&file).unwrap(), b"somebody's");
+    assert_eq!(std::fs::read(&file).unwrap(), b"another program's");
     assert!(directory.is_dir() && broker(dir.path()).ends_with(format!("link.broker-{:x}", user + 2)));
 }
 
@@ -788,7 +788,7 @@ fn named_link_ignores_the_host_socket() {
     let occupants: [fn(&Path); 4] = [
         |dir| impostor(dir, None),
         |dir| impostor(dir, Some(b"HTTP/1.1 400 Bad Request".to_vec())),
-        |dir| std::fs::write(pose_as_host(dir), "somebody's").unwrap(),
+        |dir| std::fs::write(pose_as_host(dir), "another program's").unwrap(),
         |dir| std::mem::forget(std::os::unix::net::UnixListener::bind(pose_as_host(dir)).unwrap()),
     ];
     for occupy in occupants {

@@ -224,7 +224,7 @@ fn two_slots_and_one_message_of_history_are_the_latest_value() {
 }
 
 #[test]
-fn what_a_reader_holds_stays_while_the_writer_goes_on() {
+fn held_message_stays_while_writer_continues() {
     let world = World::new("ring=4 slow=skip msg=256x16");
     let reader = world.reader();
     let mut held = Vec::new();
@@ -325,7 +325,7 @@ fn newcomers_do_not_hold_the_writer_up_for_ever() {
 }
 
 #[test]
-fn a_dead_reader_stops_nobody() {
+fn dead_reader_does_not_block_writer() {
     let _watchdog = Watchdog::start();
     for changes in ["ring=4", "ring=4 backing=memfd", "msg=256x4"] {
         let world = World::new(changes);
@@ -534,7 +534,7 @@ fn a_sleeping_reader_is_woken() {
 }
 
 #[test]
-fn whoever_creates_it_again_says_the_same_of_its_readers() {
+fn second_creation_needs_same_settings_of_readers() {
     let world = World::new("slow=evict history=2 evict_after=100");
     let World { options, writer, dir: _dir } = world;
     let _reader = options.attach("link", Side::Secondary).unwrap();

@@ -11,7 +11,7 @@ use shmesh_sys::socket;
 use shmesh_testing::{Peer, Watchdog, config, ipc_dir, own_process, pose_as_host, until};
 
 fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+    shmesh_sys::procfs::open_descriptors().expect("/proc")
 }
 
 #[test]

@@ -406,7 +406,7 @@ fn a_bell_rings_for_replies_and_requests() {
 }
 
 #[test]
-fn what_is_not_a_request_is_refused() {
+fn calls_on_other_than_requests_are_refused() {
     let ends = ends("requests=2 msg=64x9 ring=2");
     let kind = |error: Error| shmesh_testing::kind_of(&error);
     let (server, client) = (&ends.server, &ends.client);

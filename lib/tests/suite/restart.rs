@@ -314,7 +314,7 @@ fn wakes_after_restart(side: &str, order: &str) {
             gone.tell("notify");
             assert_eq!(sleeper.answer(), "true", "{kind}");
             let mut received = sleeper.ask("receive");
-            // A death rings for all who sleep. `wait` looks and sleeps on; who polls by itself looks, and polls again.
+            // A death wakes all that sleep. `wait` checks and sleeps on; a process that polls by itself checks, and polls again.
             while !waits && received == "none" {
                 sleeper.order(order);
                 assert_eq!(sleeper.answer(), "true", "{kind}");

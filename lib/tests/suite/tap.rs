@@ -60,14 +60,14 @@ fn frequent_tap_sees_every_message_once() {
             assert!(say(from, number, number % 2 == 0), "{mode} {number}");
             // Before it is received, after it was, and after its buffer was given back.
             if number % 5 == 0 {
-                tap.look(|message| seen.push((message.msg_id, message.from, is_whole(message))));
+                tap.poll(|message| seen.push((message.msg_id, message.from, is_whole(message))));
             }
             let message = to.receive().unwrap().unwrap();
             if number % 5 == 1 {
-                tap.look(|message| seen.push((message.msg_id, message.from, is_whole(message))));
+                tap.poll(|message| seen.push((message.msg_id, message.from, is_whole(message))));
             }
             drop(message);
-            tap.look(|message| seen.push((message.msg_id, message.from, is_whole(message))));
+            tap.poll(|message| seen.push((message.msg_id, message.from, is_whole(message))));
         }
         let expected: Vec<_> = (0..200)
             .map(|number| (number, if number % 3 == 0 { Side::Primary } else { Side::Secondary }, true))
@@ -120,7 +120,7 @@ fn tap_while_threads_send(total: u32) {
                 over.store(true, Ordering::Release);
             });
             let mut look = || {
-                tap.look(|message| {
+                tap.poll(|message| {
                     assert!(is_whole(message), "{mode} {message:?}");
                     assert!(message.msg_id > last, "in order, and once");
                     assert_eq!(u64::from(message.msg_id.cast_unsigned()), message.position);
@@ -149,7 +149,7 @@ fn filters_choose_by_id_cell_and_side() {
     let ids = |filter: Filter| {
         let view = View::open(dir.path(), &"tapped".parse().unwrap()).unwrap();
         let mut ids = BTreeSet::new();
-        Tap::new(view, filter).look(|message| {
+        Tap::new(view, filter).poll(|message| {
             ids.insert((message.msg_id, message.cell_id));
         });
         ids.into_iter().collect::<Vec<_>>()
@@ -176,14 +176,14 @@ fn late_tap_counts_lost_messages_and_continues() {
         drop(phy.receive().unwrap());
     }
     let mut ids = Vec::new();
-    tap.look(|message| ids.push(message.msg_id));
+    tap.poll(|message| ids.push(message.msg_id));
     assert_eq!(tap.lost().overwritten, 84, "a ring of 16 remembers 16");
     assert_eq!(ids.len() + usize::try_from(tap.lost().reused).unwrap(), 16);
     assert_eq!(ids.last(), Some(&99));
     // One that is asked for what was before loses nothing by that.
     let view = View::open(dir.path(), &"tapped".parse().unwrap()).unwrap();
     let mut late = Tap::new(view, Filter::default()).with_history();
-    assert!(late.look(|_| {}) > 0);
+    assert!(late.poll(|_| {}) > 0);
     assert_eq!(late.lost().overwritten, 0);
 }
 
@@ -200,13 +200,13 @@ fn tap_reads_a_link_after_a_crash() {
     std::mem::forget(phy);
     let mut tap = tap(dir.path(), "tapped");
     let mut texts = Vec::new();
-    tap.look(|message| texts.push((message.msg_id, String::from_utf8_lossy(message.msg).into_owned())));
+    tap.poll(|message| texts.push((message.msg_id, String::from_utf8_lossy(message.msg).into_owned())));
     assert_eq!(texts, [(1, "to the one that dies".to_owned())]);
     // Files that are removed meanwhile stay mapped.
     for entry in std::fs::read_dir(dir.path()).unwrap() {
         std::fs::remove_file(entry.unwrap().path()).unwrap();
     }
-    assert_eq!(tap.look(|_| {}), 0);
+    assert_eq!(tap.poll(|_| {}), 0);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn tap_changes_nothing() {
     };
     let before = state();
     let mut tap = tap(dir.path(), "tapped").with_history();
-    assert_eq!(tap.look(|_| {}), 1);
+    assert_eq!(tap.poll(|_| {}), 1);
     drop(tap);
     assert!(state() == before);
     assert_eq!(receive(&mac).unwrap(), Some((1, "hello".to_owned())));
@@ -252,7 +252,7 @@ fn hostile_words_neither_crash_nor_block_the_tap() {
             let place = 128 + (random >> 20) % 6000 / 8 * 8;
             let value = [random, u64::MAX, random % 64, random << 32][(random >> 10) as usize % 4];
             files[(random >> 60) as usize % 3].write_at(&value.to_ne_bytes(), place).unwrap();
-            let shown = tap.look(|message| {
+            let shown = tap.poll(|message| {
                 assert!(message.msg.len() <= 256 && message.data.len() <= 4096);
             });
             assert!(shown <= 64);

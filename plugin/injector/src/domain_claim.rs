@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 use shmesh::Side;
-use shmesh::config::{PodLink, Position, Scope, pod_links};
+use shmesh::config::{PodLink, Position, Scope, pod_links, show_yaml_error};
 
 use crate::config::Config;
 use crate::manifest::{ManifestError, OutputFormat, PodName, visit_pods, written};
@@ -178,9 +178,16 @@ impl ClaimNeeds<'_> {
         };
         let values: Vec<Map<String, Value>> =
             serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-                let what = format!("the links cannot be copied into a claim: {error}");
+                // The refusal has the position.
+                let shown = show_yaml_error(&annotation, text, &error);
+                let message = shown.lines().next().unwrap_or_default();
+                let what = format!("the links cannot be copied into a claim: {message}");
                 let remedy = "write each link as a map of keys and plain values";
-                Refusal::new(&annotation, Position::default(), "annotation", what, remedy)
+                let mut refusal = Refusal::new(&annotation, Position::default(), "annotation", what, remedy);
+                if let Some(at) = error.location() {
+                    (refusal.line, refusal.column) = (at.line(), at.column());
+                }
+                refusal
             })?;
         let before = match self.kind {
             ClaimKind::Claim => BTreeMap::new(),
@@ -536,7 +543,7 @@ spec:
     }
 
     #[test]
-    fn what_the_injector_refuses_is_refused() {
+    fn pods_that_injector_refuses_get_no_claim() {
         let in_claim = "- {name: a, scope: claim/du, side: primary}";
         for (text, words) in [
             (pod("p", in_claim, ", hostIPC: true"), "remove hostIPC"),
@@ -576,7 +583,7 @@ spec:
     }
 
     #[test]
-    fn names_that_are_none_or_unused_have_a_remedy() {
+    fn invalid_or_unused_names_have_a_remedy() {
         for object in ["{generateName: du-", "{name: Du", "{namespace: x"] {
             let text = pod("p", "- name: a", "").replace("{name: p", object);
             let said = refused(&text);

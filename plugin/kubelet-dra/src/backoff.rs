@@ -1,4 +1,4 @@
-//! Delays that double, with an upper limit, and begin again after a quiet time.
+//! Exponential backoff with a maximum, which resets after a quiet period.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Backoff {
         Self { first, last, next: first, used: None, is_scheduled: false }
     }
 
-    /// The delay from now on. It begins again when it was not needed for twice the longest delay.
+    /// The next delay. It is the first one again if none was needed for twice the maximum.
     pub fn delay(&mut self) -> Duration {
         let now = Instant::now();
         if self.used.is_none_or(|used| now - used > 2 * self.last) {
@@ -38,12 +38,12 @@ impl Backoff {
         (!std::mem::replace(&mut self.is_scheduled, true)).then(|| self.delay())
     }
 
-    /// An attempt begins: what happens from now on is the reason for another one.
+    /// Marks the scheduled attempt as started: later calls of [`schedule`](Self::schedule) schedule another one.
     pub(crate) fn begin(&mut self) {
         self.is_scheduled = false;
     }
 
-    /// Begins again with the first delay.
+    /// Resets to the first delay.
     pub fn reset(&mut self) {
         self.used = None;
     }
@@ -51,7 +51,7 @@ impl Backoff {
 
 /// A random part of the time, so that the nodes of a cluster do not all ask at one moment.
 pub fn up_to(longest: Duration) -> Duration {
-    // Each of these hashes nothing with keys of its own, which are random.
+    // `RandomState` has random keys, so the hash of nothing is a random number.
     let random = RandomState::new().hash_one(());
     longest.mul_f64(f64::from(u32::try_from(random >> 32).unwrap_or_default()) / 2f64.powi(32))
 }

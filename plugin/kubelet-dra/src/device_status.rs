@@ -160,9 +160,9 @@ impl DeviceStatuses {
                 Some(ended) = writes.join_next() => match ended {
                     Ok(Err((claim, error))) => match log.allow(Instant::now().into_std()) {
                         Some(suppressed) => {
-                            warn!(suppressed, "status of claim {claim} cannot be written: {error}; it is tried again");
+                            warn!(suppressed, "status of claim {claim} cannot be written: {error}; retrying");
                         }
-                        None => debug!("status of claim {claim} cannot be written: {error}; it is tried again"),
+                        None => debug!("status of claim {claim} cannot be written: {error}; retrying"),
                     },
                     Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
                     _ => {}
@@ -186,7 +186,7 @@ impl DeviceStatuses {
                     break;
                 };
                 if let Err(error) = self.write(client, driver, &report).await {
-                    debug!("status of claim {} cannot be written: {error}; it is tried again", report.claim);
+                    debug!("status of claim {} cannot be written: {error}; retrying", report.claim);
                     break;
                 }
             }

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn instance_that_is_stopped_holds_nobody_up() {
+    async fn stopped_instance_does_not_block_others() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("serialize.lock");
         let stopped = open(&path).expect("the directory is writable");

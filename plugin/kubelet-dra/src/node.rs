@@ -96,7 +96,7 @@ impl<D: Driver, C: Claims> Node<D, C> {
     async fn read(&self, wanted: &ClaimRef) -> Result<Option<ResourceClaim>, String> {
         timeout(READ_LIMIT, self.claims.get(&wanted.namespace, &wanted.name)).await.unwrap_or_else(|_| {
             Err(format!(
-                "claim {wanted} cannot be read from the API server: no answer within {} seconds; it is tried again when the kubelet asks again",
+                "claim {wanted} cannot be read from the API server: no answer within {} seconds; the kubelet retries",
                 READ_LIMIT.as_secs()
             ))
         })
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!((read["stuck"].clone(), began.elapsed()), (Ok(Vec::new()), Duration::from_secs(1)));
         let results = preparing.await.expect("it does not panic");
         assert_eq!((results.len(), began.elapsed()), (20, READ_LIMIT));
-        let text = "claim default/unread cannot be read from the API server: no answer within 10 seconds; it is tried again when the kubelet asks again";
+        let text = "claim default/unread cannot be read from the API server: no answer within 10 seconds; the kubelet retries";
         assert!(results.values().all(|result| *result == Err(text.into())), "{results:?}");
     }
 

@@ -80,13 +80,13 @@ pub async fn serve<D: Driver>(
             continue;
         }
         if let Some(unreachable) = servers.take() {
-            warn!("sockets of driver {} are gone: they are made again", settings.driver);
+            warn!("the sockets of driver {} were removed; creating them again", settings.driver);
             unreachable.end().await;
         }
         let _ = fs::create_dir_all(&directory);
         match Servers::start(&settings, &services).await {
             Ok(again) => servers = Some(again),
-            Err(error) => warn!("{error}: {}; it is tried again", source_of(&error)),
+            Err(error) => warn!("{error}: {}; retrying", source_of(&error)),
         }
     }
     if let Some(servers) = servers {

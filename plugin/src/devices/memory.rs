@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use shmesh_sys::procfs::field_bytes;
+
 use super::names;
 
 /// A NUMA node with memory.
@@ -14,7 +16,7 @@ pub(crate) struct Numa {
 
 /// Returns the memory of the node in bytes, or `None` if the kernel does not report it.
 pub(crate) fn memory(kernel: &Path) -> Option<u64> {
-    total(&fs::read_to_string(kernel.join("proc/meminfo")).ok()?)
+    field_bytes(&fs::read_to_string(kernel.join("proc/meminfo")).ok()?, "MemTotal")
 }
 
 /// Returns the NUMA nodes that have memory, in order.
@@ -22,17 +24,10 @@ pub(crate) fn numa(kernel: &Path) -> Vec<Numa> {
     let dir = kernel.join("sys/devices/system/node");
     let node = |name: String| {
         let id = name.strip_prefix("node")?.parse().ok()?;
-        let bytes = total(&fs::read_to_string(dir.join(&name).join("meminfo")).ok()?)?;
+        let bytes = field_bytes(&fs::read_to_string(dir.join(&name).join("meminfo")).ok()?, "MemTotal")?;
         (bytes > 0).then_some(Numa { id, bytes })
     };
     let mut nodes: Vec<_> = names(&dir).into_iter().filter_map(node).collect();
     nodes.sort_unstable_by_key(|node| node.id);
     nodes
-}
-
-/// Parses the line `MemTotal:   16384 kB`, with or without the prefix `Node 0`.
-fn total(meminfo: &str) -> Option<u64> {
-    let (_, rest) = meminfo.split_once("MemTotal:")?;
-    let kib: u64 = rest.split_whitespace().next()?.parse().ok()?;
-    kib.checked_mul(1024)
 }

@@ -6,9 +6,9 @@
 //! | release | mark the claim as released in the checkpoint; remove the CDI specification; rename the directory |
 //! | erase | remove the renamed directory, which may have a million files |
 //! | forget | remove the claim from the checkpoint, if nothing is left of it |
-//! | open | after a reboot: rename every directory; else finish what a crash interrupted, and rename what the checkpoint does not name |
+//! | open | after a reboot: rename every directory; otherwise complete interrupted operations, and rename directories that the checkpoint does not name |
 //!
-//! All of them but `erase`, which needs nothing of the store, take milliseconds.
+//! All but `erase` take milliseconds; `erase` does not use the store and may take long.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -39,16 +39,16 @@ const CHECKPOINT_LOCK: &str = "claims.lock";
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 3000 });
 /// Interval at which the lock is tried.
 const LOCK_RETRY: Duration = Duration::from_millis(5);
-/// File name of a damaged checkpoint, which is kept for a person to look at.
+/// File name of a damaged checkpoint, which is kept for inspection.
 const DAMAGED: &str = "claims.damaged";
-/// File name of a checkpoint of another version of the plugin, which is kept for a person to look at.
+/// File name of a checkpoint of another version of the plugin, which is kept for inspection.
 const OTHER_VERSION: &str = "claims.other-version";
 /// More than the header of a checkpoint has.
 const HEADER_BYTES: u64 = 64;
-/// File name extension of directories that are being erased. With the dot before the uid, no claim has such a name.
+/// File name extension of directories that are being erased. Names of claims never begin with a dot.
 const GONE: &str = "gone";
 
-/// A moment at which tests let the driver crash.
+/// A step after which a test can make the driver crash.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum CrashPoint {
     Staged,
@@ -67,7 +67,7 @@ pub(crate) enum CrashPoint {
 pub(crate) struct StoreSettings {
     /// Parent of the directories, as a path of the node.
     pub(crate) directory: PathBuf,
-    /// The same as a path of this process.
+    /// The same directory, as mounted in this process.
     pub(crate) seen_directory: PathBuf,
     /// Directory of the checkpoint.
     pub(crate) state_directory: PathBuf,
@@ -76,7 +76,7 @@ pub(crate) struct StoreSettings {
     pub(crate) files: SpecFiles,
     /// Directory of the identity service, as a path of the node.
     pub(crate) agent: PathBuf,
-    /// The same as a path of this process.
+    /// The same directory, as mounted in this process.
     pub(crate) seen_agent: PathBuf,
     /// The current boot of the node.
     pub(crate) boot_id: String,
@@ -110,7 +110,7 @@ pub(crate) enum StoreError {
     #[error("cannot write the checkpoint {}: {error}", .path.display())]
     Checkpoint { path: PathBuf, error: io::Error },
     /// Another process has the lock.
-    #[error("{}: another instance of the driver has locked it for {LOCK_PATIENCE:?}; if that goes on, delete the older pod of the plugin on this node", .0.display())]
+    #[error("{}: another instance of the driver has locked it for {LOCK_PATIENCE:?}; if this persists, delete the older pod of the plugin on this node", .0.display())]
     Locked(PathBuf),
     /// The lock cannot be taken.
     #[error("cannot lock {}: {error}", .path.display())]
@@ -197,7 +197,7 @@ fn cdi_devices(
             format!("SHMESH_BYTES={}", domain.bytes),
         ];
         if !grant.suffix.is_empty() {
-            // Of a container with several claims, the ones above are of the last claim.
+            // If a container has several claims, the variables without a suffix describe the last one.
             env.push(format!("SHMESH_DIR_{}={}", grant.suffix, domain.mount_path.display()));
             env.push(format!("SHMESH_BYTES_{}={}", grant.suffix, domain.bytes));
         }
@@ -252,8 +252,8 @@ fn is_uuid(name: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && name.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-')
 }
 
-/// Device, inode number, time of change and first bytes of a file. Within a tick of its clock, a file system may give a new file the
-/// inode number of the last one; the first bytes contain a checksum of the content.
+/// Device, inode number, time of change and first bytes of a file. A file that is replaced within one tick of the
+/// file system's clock may get the same inode number and time; the first bytes contain a checksum of the content.
 type CheckpointId = (u64, u64, i64, i64, Vec<u8>);
 
 fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
@@ -264,7 +264,7 @@ fn checkpoint_id(path: &Path) -> Option<CheckpointId> {
     Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec(), header))
 }
 
-/// Keeps a checkpoint that cannot be used under another name, for a person to look at. It has its own name until another one replaces it.
+/// Keeps a checkpoint that cannot be used under another name, for inspection. A further unusable checkpoint replaces it.
 fn keep_aside(path: &Path, unusable: &CheckpointError) -> anyhow::Result<()> {
     let is_other = matches!(unusable, CheckpointError::OtherVersion(_));
     let kept = path.with_file_name(if is_other { OTHER_VERSION } else { DAMAGED });
@@ -280,13 +280,13 @@ fn keep_aside(path: &Path, unusable: &CheckpointError) -> anyhow::Result<()> {
     if is_other {
         error!(
             %checkpoint, found = %unusable, %kept,
-            "another version of the plugin wrote the checkpoint of claims; claims are recovered from their directories, and their pods \
-             go on: if this version is not the wanted one, install the other one again; then delete the kept file"
+            "another version of the plugin wrote the checkpoint of claims; claims are recovered from their directories, and their \
+             pods are unaffected: if this version is not the wanted one, install the other one again; then delete the kept file"
         );
     } else {
         error!(
             %checkpoint, found = %unusable, %kept,
-            "the checkpoint of claims is damaged; claims are recovered from their directories, and their pods go on: find what wrote \
+            "the checkpoint of claims is damaged; claims are recovered from their directories, and their pods are unaffected: find what wrote \
              into the file, and then delete the kept file"
         );
     }
@@ -337,7 +337,7 @@ impl ClaimStore {
         Ok(store)
     }
 
-    /// Locks the claims against another process, and reads what that has changed.
+    /// Locks the checkpoint, and reloads it if another process has changed it.
     ///
     /// # Errors
     /// The lock is not free before `until`, or the checkpoint cannot be read: then nothing must be written either.
@@ -378,7 +378,7 @@ impl ClaimStore {
                 let is_known = |grant: &ClaimGrant| is_torn || self.is_described(uid, grant, found.gid);
                 let grant = known.grant.as_ref().filter(|grant| !known.is_released && is_known(grant));
                 found.grant = grant.cloned();
-            } else if !self.left_of(uid)?.is_empty() {
+            } else if !self.remaining_paths(uid)?.is_empty() {
                 let left = ClaimEntry { gid: lease_again(), is_released: true, ..known.clone() };
                 next.claims.insert(uid.clone(), left);
             }
@@ -399,13 +399,13 @@ impl ClaimStore {
         self.save(self.checkpoint.clone())?;
         for (uid, entry) in self.checkpoint.claims.clone() {
             let repaired = match (entry.is_released, entry.grant, entry.gid) {
-                (true, ..) => self.remove_rest(&uid),
+                (true, ..) => self.remove_spec_and_rename(&uid),
                 (false, Some(grant), gid) => self.create(&uid, &grant, gid),
                 (false, None, _) => Ok(()),
             };
             if let Err(error) = repaired {
                 // The kubelet asks again for claims of running pods.
-                warn!(claim = uid, %error, "cannot repair what the claim has on this node");
+                warn!(claim = uid, %error, "cannot restore the directory or the CDI specification of the claim");
             }
         }
         Ok(())
@@ -457,7 +457,7 @@ impl ClaimStore {
         listed.map_err(StoreError::Directory)
     }
 
-    /// Names of directories that have the form of a uid. A link or a file is not what was made.
+    /// Names of directories that have the form of a uid. The driver creates no symbolic links and no files, so it leaves them alone.
     fn directories(&self) -> Result<Vec<String>, StoreError> {
         let entries = self.entries()?.into_iter();
         let directories = entries.filter(|entry| entry.file_type().is_ok_and(|found| found.is_dir()));
@@ -491,7 +491,7 @@ impl ClaimStore {
     fn move_away(&self, uid: &str) {
         let parent = &self.settings.seen_directory;
         let directory = parent.join(uid);
-        // A link or a file is not what was made: it stays for a person.
+        // The driver creates no symbolic links and no files here, so it leaves them alone.
         if !directory.symlink_metadata().is_ok_and(|found| found.is_dir()) {
             return;
         }
@@ -502,10 +502,11 @@ impl ClaimStore {
         }
     }
 
-    /// Returns what is left of a claim that is gone.
-    fn left_of(&self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
+    /// Returns the remaining directories of a released claim.
+    fn remaining_paths(&self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
         let prefix = format!(".{uid}.");
-        let mut left: Vec<_> = self.gone()?.into_iter().filter(|name| name.starts_with(&prefix)).collect();
+        let mut left: Vec<_> =
+            self.renamed_directories()?.into_iter().filter(|name| name.starts_with(&prefix)).collect();
         if self.settings.seen_directory.join(uid).symlink_metadata().is_ok() {
             left.push(uid.to_owned());
         }
@@ -513,7 +514,7 @@ impl ClaimStore {
     }
 
     /// Names of directories that are being erased.
-    fn gone(&self) -> Result<Vec<String>, StoreError> {
+    fn renamed_directories(&self) -> Result<Vec<String>, StoreError> {
         let names = self.entries()?.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
         let uid = |name: &str| {
             let (uid, number) =
@@ -554,7 +555,7 @@ impl ClaimStore {
         self.create(uid, grant, gid)
     }
 
-    /// Refuses a claim that the file system has no room for.
+    /// Refuses a claim larger than the free space of the file system.
     fn check_room(&self, bytes: u64) -> Result<(), StoreError> {
         let directory = &self.settings.seen_directory;
         // The directory may not exist yet.
@@ -605,12 +606,12 @@ impl ClaimStore {
             self.save(next)?;
         }
         self.pass(CrashPoint::Released)?;
-        self.remove_rest(uid)?;
-        self.left_of(uid)
+        self.remove_spec_and_rename(uid)?;
+        self.remaining_paths(uid)
     }
 
     /// Removes the specification of a released claim, and moves its directory out of the way.
-    fn remove_rest(&mut self, uid: &str) -> Result<(), StoreError> {
+    fn remove_spec_and_rename(&mut self, uid: &str) -> Result<(), StoreError> {
         self.settings.files.remove_claim(uid).map_err(StoreError::Cdi)?;
         self.pass(CrashPoint::SpecRemoved)?;
         self.move_away(uid);
@@ -621,7 +622,7 @@ impl ClaimStore {
     pub(crate) fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         self.pass(CrashPoint::DirectoryRemoved)?;
         let is_released = self.checkpoint.claims.get(uid).is_some_and(|entry| entry.is_released);
-        if is_released && self.left_of(uid)?.is_empty() {
+        if is_released && self.remaining_paths(uid)?.is_empty() {
             let mut next = self.checkpoint.clone();
             next.claims.remove(uid);
             self.save(next)?;
@@ -635,19 +636,19 @@ impl ClaimStore {
         let released = self.checkpoint.claims.iter().filter(|(_, entry)| entry.is_released);
         let known = released.map(|(uid, _)| uid.clone());
         // What cannot be listed now is found the next time.
-        let gone = self.gone().unwrap_or_default().into_iter();
+        let gone = self.renamed_directories().unwrap_or_default().into_iter();
         let left = gone.filter_map(|name| name.split('.').nth(1).map(str::to_owned));
         known.chain(left).collect()
     }
 
     /// Returns what to erase of a claim for [`released`](Self::released).
-    pub(crate) fn rest_of(&mut self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
+    pub(crate) fn paths_to_erase(&mut self, uid: &str) -> Result<Vec<PathBuf>, StoreError> {
         match self.checkpoint.claims.get(uid) {
             Some(entry) if entry.is_released => self.release(uid),
             // Prepared again, or unknown: only what was moved.
             _ => {
                 let directory = self.settings.seen_directory.join(uid);
-                Ok(self.left_of(uid)?.into_iter().filter(|path| *path != directory).collect())
+                Ok(self.remaining_paths(uid)?.into_iter().filter(|path| *path != directory).collect())
             }
         }
     }

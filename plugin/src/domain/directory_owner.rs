@@ -9,6 +9,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use shmesh_sys::mountinfo;
+use shmesh_sys::procfs::field;
 
 use crate::config::Config;
 use crate::pools;
@@ -27,14 +29,13 @@ pub(crate) struct DirectoryOwner {
     mounted: Option<String>,
 }
 
-/// Returns what the mount with a file shows. The kernel knows the present name, also of what is moved under a mount.
+/// Returns the directory that the mount of a file shows. The kernel knows its present name, also after it was moved below the mount.
 fn mounted(file: &File) -> Option<String> {
     // Tests have threads with a mount namespace of their own. Elsewhere it is the namespace of the process.
     let info = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd())).ok()?;
-    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
-    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").ok()?;
-    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    fields.into_iter().find(|fields| fields[0] == mount)?.get(3).map(|root| (*root).to_owned())
+    let id: u64 = field(&info, "mnt_id")?.parse().ok()?;
+    let mounts = mountinfo::parse(&fs::read_to_string("/proc/thread-self/mountinfo").ok()?);
+    mounts.into_iter().find(|mount| mount.id == id).map(|mount| mount.root)
 }
 
 impl DirectoryOwner {

@@ -205,7 +205,7 @@ impl SharedClaims {
             .filter(|uid| attempts.get(uid).is_none_or(|last| last.next <= now))
             .collect();
         drop(attempts);
-        let rest = |uid: String| match store.rest_of(&uid) {
+        let rest = |uid: String| match store.paths_to_erase(&uid) {
             Ok(left) => Some((uid, left)),
             Err(error) => {
                 warn!(claim = uid, %error, "cannot remove what a released claim left");

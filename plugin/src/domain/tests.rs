@@ -41,7 +41,7 @@ impl ClaimStore {
     fn retry(&mut self) -> SweepReport {
         let mut sum = SweepReport::default();
         for uid in self.released() {
-            let left = self.rest_of(&uid).unwrap();
+            let left = self.paths_to_erase(&uid).unwrap();
             let erased = self.erase(&uid, &left).unwrap();
             sum.files += erased.files;
             sum.failures += erased.failures;

@@ -81,7 +81,7 @@ impl DevicePluginService {
     }
 
     fn refuse(&self, resource: &str, refusal: &AllocateError) -> Status {
-        self.metrics.denied(resource, refusal.reason());
+        self.metrics.refuse_allocation(resource, refusal.reason());
         if let Some(suppressed) = self.log_allowed() {
             tracing::warn!(resource, %refusal, suppressed, "request refused");
         }

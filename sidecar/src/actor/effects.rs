@@ -54,7 +54,7 @@ impl Actor {
                     record.socket = credentials.filter(|_| record.caller.is_none());
                     self.audit.write(&record);
                 }
-                Effect::Denied(reason) => self.metrics.denied(reason),
+                Effect::Denied(reason) => self.metrics.refuse_request(reason),
             }
         }
     }

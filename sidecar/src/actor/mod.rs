@@ -334,7 +334,7 @@ impl Actor {
         let record =
             Record { outcome: Outcome::Refused, reason: Some(reason), seat, ..self.record(session, op) };
         self.audit.write(&record);
-        self.metrics.denied(reason);
+        self.metrics.refuse_request(reason);
     }
 
     /// An audit record of an operation of a session on its link.

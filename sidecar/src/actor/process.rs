@@ -196,7 +196,7 @@ impl Actor {
             .map(|(session, _)| *session)
             .collect();
         for session in told {
-            self.send(session, &Reply::event(event::Happened::PeerDied(process.bare_tgid)), Vec::new());
+            self.send(session, &Reply::event(event::SessionEvent::PeerDied(process.bare_tgid)), Vec::new());
         }
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_renamed_begins_anew() {
+    fn log_that_cannot_be_renamed_is_truncated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         std::fs::create_dir_all(dir.path().join("audit.jsonl.1/in the way")).unwrap();

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_is_left_out_only_beyond_all_measure() {
+    fn successful_operations_have_a_high_limit() {
         let mut limiter = Limiter::default();
         let done = Record { outcome: Outcome::Done, ..refused(0, 7) };
         assert_eq!(count(&mut limiter, 100_500, &done), 100_000);

@@ -1,6 +1,6 @@
 //! Ending imports and exports of device keys.
 
-use shmesh_proto::broker::{Close, event::Happened};
+use shmesh_proto::broker::{Close, event::SessionEvent};
 use shmesh_proto::limits::MAX_NAMED;
 
 use super::audit::{Op, Reason, Record};
@@ -78,7 +78,7 @@ impl Broker {
             self.remove(id, Reason::Closing);
         }
         for (importer, session, _) in used {
-            self.tell(&importer, session, Happened::ExporterClosing(key.clone()));
+            self.tell(&importer, session, SessionEvent::ExporterClosing(key.clone()));
         }
     }
 
@@ -102,7 +102,7 @@ impl Broker {
     pub(super) fn unused(&mut self, id: RegionId) {
         let Some(region) = self.tables.regions.get(&id) else { return };
         let (exporter, session, closing) = (region.exporter, region.session, region.closing);
-        let unused = Happened::Unused(region.key.as_bytes().to_vec());
+        let unused = SessionEvent::Unused(region.key.as_bytes().to_vec());
         self.tell(&exporter, session, unused);
         if closing {
             self.remove(id, Reason::Closing);

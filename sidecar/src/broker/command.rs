@@ -114,7 +114,7 @@ pub enum Effect {
         /// The session that gets it.
         session: SessionId,
         /// The event to send.
-        happened: event::Happened,
+        happened: event::SessionEvent,
     },
     /// Close a session. The broker has forgotten it.
     CloseSession(SessionId),

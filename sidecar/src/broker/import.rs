@@ -1,6 +1,6 @@
 //! Delivering the memory of a key to admitted processes, and its acknowledgement.
 
-use shmesh_proto::broker::{Ack, Admit, Imported, Mechanism, Reply, event::Happened, reply};
+use shmesh_proto::broker::{Ack, Admit, Imported, Mechanism, Reply, event::SessionEvent, reply};
 
 use super::audit::{Op, Reason, Record};
 use super::digest::Digest;
@@ -50,7 +50,7 @@ impl Broker {
         record.grant_hash = Some(digest.short());
         if let Some(session) = asked {
             let admit = Admit { grant: grant.to_vec(), key, bare_tgid: caller.process.bare_tgid };
-            self.effects.push(Effect::Event { session, happened: Happened::Admit(admit) });
+            self.effects.push(Effect::Event { session, happened: SessionEvent::Admit(admit) });
         }
         Ok(Response::Later)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shmesh_proto::broker::{Admit, Exported, Restore, event::Happened, reply};
+use shmesh_proto::broker::{Admit, Exported, Restore, event::SessionEvent, reply};
 use shmesh_proto::key::DeviceKey;
 use shmesh_proto::limits::MAX_RESTORED_PIDS;
 
@@ -99,7 +99,7 @@ impl Broker {
             id
         } else if restore.closing && self.recovery.is_none() {
             // Its importers got `RegionLost`.
-            let unused = Happened::Unused(key.as_bytes().to_vec());
+            let unused = SessionEvent::Unused(key.as_bytes().to_vec());
             self.effects.push(Effect::Event { session: caller.session, happened: unused });
             return Ok(Response::Now(answer, None));
         } else {
@@ -204,7 +204,7 @@ impl Broker {
 
     fn tell_of_closing(&mut self, id: RegionId, importer: ProcessId, session: SessionId) {
         if let Some(region) = self.tables.regions.get(&id).filter(|region| region.closing) {
-            let closing = Happened::ExporterClosing(region.key.as_bytes().to_vec());
+            let closing = SessionEvent::ExporterClosing(region.key.as_bytes().to_vec());
             self.tell(&importer, session, closing);
         }
     }
@@ -252,7 +252,7 @@ impl Broker {
             let stage = ImportStage::Admitting { request, asked: Some(session) };
             self.tables.renew_grant(id, &importer, digest, stage);
             let admit = Admit { grant: grant.to_vec(), key: key.clone(), bare_tgid: importer.bare_tgid };
-            self.effects.push(Effect::Event { session, happened: Happened::Admit(admit) });
+            self.effects.push(Effect::Event { session, happened: SessionEvent::Admit(admit) });
         }
     }
 
@@ -339,7 +339,7 @@ impl Broker {
         let claims: Vec<_> = self.tables.claims().map(|(process, digest, _)| (process, digest)).collect();
         for (process, digest) in claims {
             if let Some(claimed) = self.end_claim(&process, &digest, Reason::NotRestored) {
-                let lost = Happened::RegionLost(claimed.key.as_bytes().to_vec());
+                let lost = SessionEvent::RegionLost(claimed.key.as_bytes().to_vec());
                 self.tell(&process, claimed.session, lost);
             }
             self.forget(process);

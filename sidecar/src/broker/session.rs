@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shmesh_proto::broker::event::Happened;
+use shmesh_proto::broker::event::SessionEvent;
 use shmesh_proto::identity::PeerIdentity;
 
 use super::audit::{Op, Party, Reason, Record};
@@ -111,7 +111,7 @@ impl Broker {
         let imports: Vec<_> = region.imports.iter().map(|(p, i)| (*p, i.stage, i.session)).collect();
         for (importer, stage, session) in imports {
             if stage == ImportStage::Delivered {
-                self.tell(&importer, session, Happened::RegionLost(key.clone()));
+                self.tell(&importer, session, SessionEvent::RegionLost(key.clone()));
             }
             self.drop_import(id, importer, Reason::ExporterDied);
             self.forget(importer);
@@ -130,7 +130,7 @@ impl Broker {
     }
 
     /// Sends an event to a process, if it has a session.
-    pub(super) fn tell(&mut self, process: &ProcessId, preferred: SessionId, happened: Happened) {
+    pub(super) fn tell(&mut self, process: &ProcessId, preferred: SessionId, happened: SessionEvent) {
         if let Some(session) = self.tables.session_of(process, preferred) {
             self.effects.push(Effect::Event { session, happened });
         }

@@ -63,7 +63,7 @@ impl Scene {
     }
 
     fn denied(&self, reason: &str) -> u64 {
-        self.sidecar.metric(&format!("shmesh_sidecar_denied_total{{reason=\"{reason}\"}}"))
+        self.sidecar.metric(&format!("shmesh_sidecar_refused_requests_total{{reason=\"{reason}\"}}"))
     }
 
     /// Checks that at least `times` refusals are counted, and that as many audit records match `is_by`.
@@ -521,7 +521,7 @@ fn unidentified_client() {
         assert_eq!(record["socket"]["uid"], nix::unistd::geteuid().as_raw(), "{record}");
     }
     assert_eq!(audited(&audit, "open", "unidentified").len(), 1);
-    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 4);
+    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}"), 4);
 }
 
 #[test]

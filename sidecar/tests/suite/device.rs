@@ -258,7 +258,7 @@ fn only_memory_can_be_exported() {
     let _ = key_of(std::str::from_utf8(&exported.key[..64]).unwrap());
     drop(connection);
     until("only the key of a living process is left", || sidecar.fds() <= before + 2);
-    assert!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"bad_descriptors\"}") >= 3);
+    assert!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"bad_descriptors\"}") >= 3);
 }
 
 /// One death causes more events than a session's queue holds. An importer that reads them keeps its session.
@@ -278,5 +278,5 @@ fn many_keys_end_at_once() {
         until("each event arrives", || importer.ask("device event") == "lost");
     }
     assert_eq!(importer.ask("device tgid"), tgid, "it still has its session");
-    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"slow\"}"), 0);
+    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"slow\"}"), 0);
 }

@@ -46,7 +46,7 @@ fn signal(sidecar: &Sidecar, signal: Signal) {
 }
 
 fn denied(sidecar: &Sidecar, reason: &str) -> u64 {
-    sidecar.metric(&format!("shmesh_sidecar_denied_total{{reason=\"{reason}\"}}"))
+    sidecar.metric(&format!("shmesh_sidecar_refused_requests_total{{reason=\"{reason}\"}}"))
 }
 
 /// An identity service under the test's control.

@@ -261,6 +261,20 @@ fn fails(flags: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn invalid_environment_variable_exits_with_64() {
+    let exits = |variable: &str, value: &str, flag: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"));
+        command.args(["--link=a", flag]).env(variable, value).output().unwrap().status.code()
+    };
+    for (variable, value) in
+        [("SHMESH_BYTES", "many"), ("SHMESH_RESTORE_SECONDS", "-1"), ("SHMESH_ADMIN", "")]
+    {
+        assert_eq!(exits(variable, value, "--any-file-system"), Some(64), "{variable}");
+    }
+    assert_eq!(exits("SHMESH_BYTES", "1Gi", "--max-bytes=many"), Some(2));
+}
+
+#[test]
 fn invalid_configurations_are_reported() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
@@ -321,7 +335,7 @@ fn without_identities_no_client_is_accepted() {
     assert_eq!(kind_of(&error), "Host");
     assert!(error.to_string().contains("read the reason in the host's log"), "{error}");
     // One refusal on connecting, one on the request.
-    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}"), 2);
+    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}"), 2);
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn other_users_may_not_inspect() {
         let said = refused.unwrap_err().to_string();
         assert!(said.contains("only an operator may"), "{said}");
     }
-    assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"not_operator\"}"), 2);
+    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"not_operator\"}"), 2);
     until("it is written down", || crate::support::audited(&audit, "inspect", "not_operator").len() == 2);
     let record = &crate::support::audited(&audit, "inspect", "not_operator")[0];
     assert_eq!((&record["socket"]["pid"], &record["socket"]["uid"]), (&0.into(), &0.into()), "{record}");

@@ -35,7 +35,8 @@ fn a_greedy_user_leaves_enough_for_another() {
         let audit = dir.path().join("audit");
         let flags = ["--audit", audit.to_str().unwrap()];
         let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc memfd 0660", 1024, &flags);
-        let denied = |reason| sidecar.metric(&format!("shmesh_sidecar_denied_total{{reason=\"{reason}\"}}"));
+        let denied =
+            |reason| sidecar.metric(&format!("shmesh_sidecar_refused_requests_total{{reason=\"{reason}\"}}"));
         let (mut phy, mut mac) = (Peer::start(dir.path()), Peer::start(dir.path()));
 
         let path = broker(dir.path());

@@ -55,7 +55,9 @@ fn nonsense_is_refused() {
         let (answer, _) = socket::receive(&fd).unwrap_or_default();
         assert!(answer.is_empty(), "it is closed");
     }
-    until("they are counted", || sidecar.metric("shmesh_sidecar_denied_total{reason=\"malformed\"}") == 2);
+    until("they are counted", || {
+        sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"malformed\"}") == 2
+    });
 
     let file = std::fs::File::open("/dev/null").unwrap();
     let gives = stranger(dir.path());
@@ -100,7 +102,7 @@ fn inherited_connection_does_not_speak_for_its_creator() {
         let reply: Reply = packet::decode(&bytes).unwrap();
         let Some(reply::Result::Refused(refused)) = reply.result else { panic!("{reply:?}") };
         assert_eq!((reply.id, refused.code()), (77, Code::Denied));
-        assert_eq!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"foreign_sender\"}"), 1);
+        assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"foreign_sender\"}"), 1);
         assert!(me.identity().unwrap().is_some(), "its maker goes on");
     }
 }
@@ -154,7 +156,7 @@ fn on_an_old_kernel_unanswered_challenge_means_unidentified() {
     let silent = stranger(dir.path());
     challenged(&silent);
     assert_eq!(welcomed(&silent), None, "after a second");
-    assert!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"unidentified\"}") > 0);
+    assert!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}") > 0);
 }
 
 #[test]
@@ -169,7 +171,7 @@ fn client_that_does_not_read_is_disconnected() {
     until("it is closed", || {
         socket::send(&deaf, &bytes, &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
     });
-    assert!(sidecar.metric("shmesh_sidecar_denied_total{reason=\"slow\"}") > 0);
+    assert!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"slow\"}") > 0);
     until("its descriptors are closed", || sidecar.fds() <= before);
 }
 
@@ -186,7 +188,7 @@ fn crowd_is_refused_without_effect_on_others() {
         (0..MAX_SESSIONS + 200).map_while(|_| socket::connect_to(&broker(dir.path())).ok()).collect();
     until("some are turned away", || {
         sidecar.metric("shmesh_sidecar_refused_connections_total")
-            + sidecar.metric("shmesh_sidecar_denied_total{reason=\"limit_sessions_per_process\"}")
+            + sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"limit_sessions_per_process\"}")
             > 0
     });
     drop(crowd);

@@ -106,7 +106,7 @@ impl Nodes {
         Ok((answer, fd))
     }
 
-    /// One call for both sides: who has it open closes that, and otherwise only the creator may destroy it.
+    /// One call for both sides: a process that has it open closes that, and otherwise only the creator may destroy it.
     pub(crate) fn close(&mut self, caller: Caller, ask: &Packet) -> Result<Packet, i32> {
         let node = self.nodes.get_mut(&ask.key).ok_or(code::DRIVER)?;
         if node.opened.remove(&caller.connection).is_some() {

@@ -29,7 +29,7 @@ impl Npud {
         std::thread::Builder::new().name("npud".into()).spawn(move || {
             let connections = AtomicUsize::new(1);
             loop {
-                // SAFETY: the socket is open; who connects is asked for below.
+                // SAFETY: the socket is open; the peer is identified below.
                 let accepted = unsafe {
                     libc::accept4(
                         listener.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! Server-side apply: who set which fields.
+//! Server-side apply: the manager of each field.
 //!
 //! A manager owns the leaves that it applied: scalars, lists and maps that are replaced as a whole, and the membership of items
 //! in lists that are merged by key. A leaf that its last owner no longer applies is removed.

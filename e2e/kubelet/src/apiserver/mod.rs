@@ -6,7 +6,7 @@
 //! | `request.rs` | paths and queries become verbs on resources |
 //! | `store.rs` | objects, versions, and the log of changes |
 //! | `validate.rs`, `errors.rs`, `select.rs` | checks, errors and selectors with the texts of Kubernetes |
-//! | `apply.rs` | server-side apply: who set which fields |
+//! | `apply.rs` | server-side apply: the manager of each field |
 //! | `http.rs` | answers, watches, and connections |
 //! | `allocate.rs`, `capacity.rs`, `classes.rs` | a small scheduler that allocates claims, and the controller that releases them |
 

@@ -59,7 +59,7 @@ where
 }
 
 #[tokio::test(start_paused = true)]
-async fn b34_objects_have_versions_and_a_write_without_change_is_none() {
+async fn b34_objects_have_versions_and_identical_write_keeps_version() {
     let server = server();
     let api = slices(&server);
     let created = api.create(&PostParams::default(), &slice("a", "node", &["d0"])).await.unwrap();

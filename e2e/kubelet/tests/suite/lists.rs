@@ -110,7 +110,7 @@ async fn b06_a_failed_registration_makes_the_kubelet_forget_the_one_before() {
     let plugin = Fake::new(3);
     let served = plugin.up(&node, "a.sock").await;
     allocatable(&node, 3).await;
-    register(&node, "nobody.sock").await.unwrap_err();
+    register(&node, "missing.sock").await.unwrap_err();
     plugin.list(devices(2));
     allocatable(&node, 2).await;
     drop(served);
@@ -125,7 +125,7 @@ async fn b06_a_registration_that_fails_late_takes_the_name_of_a_newer_one() {
     let (_dir, node) = node().await;
     let slow = tokio::spawn({
         let node = node.clone();
-        async move { register(&node, "nobody.sock").await }
+        async move { register(&node, "missing.sock").await }
     });
     tokio::time::sleep(Duration::from_secs(5)).await;
     let plugin = Fake::new(3);
@@ -269,5 +269,5 @@ async fn b19_podresources_takes_a_hundred_calls_a_second_and_ten_at_once() {
     tokio::time::sleep(Duration::from_millis(11)).await;
     client.list(ListPodResourcesRequest {}).await.unwrap();
     client.list(ListPodResourcesRequest {}).await.unwrap_err();
-    assert_eq!(node.add_pod(pod("a", 1)).await.phase, Phase::Running, "nobody serves that resource");
+    assert_eq!(node.add_pod(pod("a", 1)).await.phase, Phase::Running, "no plugin serves that resource");
 }

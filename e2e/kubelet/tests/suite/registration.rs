@@ -41,7 +41,7 @@ async fn b01_start_removes_sockets_and_keeps_files_directories_and_the_checkpoin
 }
 
 async fn refusal(node: &Node, change: impl FnOnce(&mut RegisterRequest)) -> String {
-    let mut request = request("nobody.sock");
+    let mut request = request("missing.sock");
     change(&mut request);
     let refused = register_as(node, request).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unknown);

@@ -87,7 +87,7 @@ async fn b17a_a_kubelet_restart_leaves_running_containers_alone() {
     allocatable(&node, 3).await;
     node.add_pod(pod("p", 2)).await;
     node.restart_kubelet().await.unwrap();
-    assert_eq!(node.pod("p").unwrap().phase, Phase::Running, "though nobody serves the resource yet");
+    assert_eq!(node.pod("p").unwrap().phase, Phase::Running, "though no plugin serves the resource yet");
     assert!(!plugin_socket(&node).exists(), "its socket was taken away");
     let status = node.add_pod(pod("new", 1)).await;
     assert!(status.message.contains("no healthy devices present"), "{}", status.message);

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use shmesh::config::{LinkConfig, PoolConfig, PoolId};
 use shmesh::{LinkOptions, Side};
-use shmesh_sys::rlimit;
+use shmesh_sys::{procfs, rlimit};
 
 use super::report::{Row, single};
 use crate::child::{ProcessGroup, die_with_parent, say};
@@ -105,12 +105,9 @@ struct Usage {
 impl Usage {
     fn now() -> Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
-        };
-        let fds = std::fs::read_dir("/proc/self/fd").context("cannot read /proc/self/fd")?.count() as u64;
-        Ok(Self { threads: field("Threads:"), fds, private_bytes: field("RssAnon:") * 1024 })
+        let fds = procfs::open_descriptors().context("cannot read /proc/self/fd")? as u64;
+        let threads = procfs::field(&status, "Threads").and_then(|value| value.parse().ok()).unwrap_or(0);
+        Ok(Self { threads, fds, private_bytes: procfs::field_bytes(&status, "RssAnon").unwrap_or(0) })
     }
 }
 

@@ -34,14 +34,16 @@ use side::{Metric, PayloadForm, RingModeArg, Wait};
 
 const EXAMPLES: &str = "\
 How to read a row:
-  rtt_ns      one round trip; p50 is over batches of 32, free of the timer; p99 and p99.9 are of singly timed trips
+  rtt_ns      one round trip; p50 is over batches of 32, so that reading the clock does not distort it; p99 and p99.9
+              are of singly timed trips
   oneway_ns   one message of a stream, counted at the receiver; percentiles are over batches of 1024
   With --ring broadcast and several readers, rtt_ns ends with the answer of the last reader, and the streams' figures are those of
   the slowest reader: with `slow: wait`, which is measured, each reader gets every message.
   us_per_msg  the same from 16 KiB on, filled by the sender and summed by the receiver, batches of 16; gib_s its rate
   op_ns       a step on one core
-  floor is a bare cache line's round trip around the test, ratio is p50 over it. Virtual cores move on their host, by a
-  factor of four on some: compare rows of the same floor, or ask for one with --floor.
+  floor       the round trip of one cache line between the two cores, measured before and after the test; ratio is p50 divided by
+              it. A hypervisor may move virtual cores, which changes the floor up to fourfold: compare only rows with the same
+              floor, or require one with --floor
 
 Each test runs two processes or, with broadcast, the writer and its readers, each pinned to a core; readers beyond the last core
 share them. lib/comparison measures other transports by the same method and with the same JSON. Leave the machine idle during
@@ -111,7 +113,7 @@ struct Common {
     /// Cores of the two sides, the sender first, and of further readers; default: the available cores in their order
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', num_args = 1, global = true)]
     cores: Vec<usize>,
-    /// Use only tests during which the round trip of a bare cache line is within this range in ns; wait for it if needed
+    /// Use only tests during which the round trip of one cache line is within this range in ns; wait for it if needed
     #[arg(long, value_name = "MIN,MAX", value_delimiter = ',', num_args = 1, global = true)]
     floor: Vec<f64>,
     #[command(flatten)]

@@ -179,7 +179,7 @@ fn record(args: &Args, watched: &mut CapturedLink, told: &Receiver<()>, to: impl
     let mut failed = None;
     loop {
         let before = seen;
-        watched.tap.look(|message| {
+        watched.tap.poll(|message| {
             if seen < wanted && failed.is_none() {
                 seen += 1;
                 failed = file.message(message).err();

@@ -21,6 +21,8 @@ mod wire;
 use std::io::Write;
 use std::process::ExitCode;
 
+use shmesh_sys::quantity::{Bytes, QuantityError};
+
 pub(crate) use side::{SideArgs, run as side};
 
 use crate::args::Output;
@@ -64,9 +66,18 @@ pub(crate) struct CheckArgs {
     /// Number of measurements per test
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rounds: u32,
-    /// Maximum device memory to use at once, in MiB; at most a quarter of the free memory is used
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(4..=1_048_576))]
-    max_mib: u64,
+    /// Maximum device memory to use at once, such as 64Mi, at least 4Mi; at most a quarter of the free memory is used
+    #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = max_bytes)]
+    max_bytes: Bytes,
+}
+
+fn max_bytes(text: &str) -> Result<Bytes, String> {
+    let bytes: Bytes = text.parse().map_err(|error: QuantityError| error.to_string())?;
+    if (4 << 20..=1 << 40).contains(&bytes.0) {
+        Ok(bytes)
+    } else {
+        Err("must lie between 4Mi and 1Ti".to_owned())
+    }
 }
 
 /// Runs all checks, and prints their results.

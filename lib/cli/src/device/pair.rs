@@ -78,7 +78,7 @@ impl DriverProcess {
     pub(super) fn number(&self, order: &Order) -> Result<u64> {
         match self.ask(order)? {
             OrderResult::Number(number) => Ok(number),
-            other => bail!("a strange answer: {other:?}"),
+            other => bail!("the test process sent an unexpected reply: {other:?}"),
         }
     }
 
@@ -129,7 +129,7 @@ impl Pair {
             (OrderResult::Made { size, handle, nanos }, fd) => {
                 Ok(ExportedMemory { how, size, handle, fd, make_nanos: nanos })
             }
-            (other, _) => bail!("a strange answer: {other:?}"),
+            (other, _) => bail!("the test process sent an unexpected reply: {other:?}"),
         }
     }
 
@@ -142,7 +142,7 @@ impl Pair {
             OrderResult::Imported { nanos } => {
                 Ok((nanos, u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)))
             }
-            other => bail!("a strange answer: {other:?}"),
+            other => bail!("the test process sent an unexpected reply: {other:?}"),
         }
     }
 
@@ -158,6 +158,6 @@ impl Pair {
 pub(super) fn wrong_words(side: &DriverProcess, seed: u32) -> Result<u64> {
     match side.ask(&Order::Verify { seed })? {
         OrderResult::Verified { wrong } => Ok(wrong),
-        other => bail!("a strange answer: {other:?}"),
+        other => bail!("the test process sent an unexpected reply: {other:?}"),
     }
 }

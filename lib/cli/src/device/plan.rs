@@ -67,10 +67,10 @@ impl Plan<'_> {
                     ascend,
                 } => (device, uuid, driver, granularity, free, all, missing, attributes, ascend),
                 OrderResult::Absent(why) => return Ok(Err(why)),
-                other => bail!("a strange answer: {other:?}"),
+                other => bail!("the test process sent an unexpected reply: {other:?}"),
             };
         self.piece = granularity;
-        self.most = (self.args.max_mib * MIB).min(free / 4);
+        self.most = self.args.max_bytes.0.min(free / 4);
         let version = format!("CUDA {}.{}", driver / 1000, driver % 1000 / 10);
         let status = if missing.is_empty() { CheckStatus::Ok } else { CheckStatus::Note };
         let lacks =

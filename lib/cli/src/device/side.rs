@@ -166,7 +166,7 @@ impl DeviceChild {
                 OrderResult::Done
             }
             Order::FreeMemory => OrderResult::Number(self.first()?.memory_info()?.0),
-            Order::Descriptors => OrderResult::Number(std::fs::read_dir("/proc/self/fd")?.count() as u64),
+            Order::Descriptors => OrderResult::Number(shmesh_sys::procfs::open_descriptors()? as u64),
         };
         Ok((answer, None))
     }

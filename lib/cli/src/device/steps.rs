@@ -137,7 +137,7 @@ impl Plan<'_> {
         let OrderResult::Bandwidth { rates, size } =
             pair.importer.ask(&Order::Bandwidth { rounds: COPIES })?
         else {
-            bail!("a strange answer")
+            bail!("the test process sent an unexpected reply")
         };
         pair.let_go()?;
         let [own, from, to] = rates;
@@ -365,7 +365,7 @@ impl Plan<'_> {
         pair.exporter.ask(&Order::Zero)?;
         pair.importer.order(&Order::Pong { rounds }, None)?;
         let OrderResult::Pinged { nanos } = pair.exporter.ask(&Order::Ping { rounds })? else {
-            bail!("a strange answer")
+            bail!("the test process sent an unexpected reply")
         };
         pair.importer.answer()?;
         pair.let_go()?;

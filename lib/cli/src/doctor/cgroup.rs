@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use shmesh_sys::cgroup::{Level, Version};
 
-use super::mounts::{self, Mount};
-use super::source::{Source, Unknown, field};
+use super::source::{Source, Unknown};
 use super::{Finding, FindingStatus};
 use crate::human;
+use shmesh_sys::mountinfo::{self, Mount};
+use shmesh_sys::procfs::field_bytes;
 
 /// Below this, even a default link may not fit.
 const LITTLE: u64 = 64 << 20;
@@ -54,7 +55,7 @@ pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, Un
     let text = source.text("/proc/self/cgroup")?;
     let (version, path) = membership(&text, controller)
         .ok_or_else(|| Unknown(format!("/proc/self/cgroup has no {controller} hierarchy")))?;
-    let mounts = mounts::parse(&source.text("/proc/self/mountinfo")?);
+    let mounts = mountinfo::parse(&source.text("/proc/self/mountinfo")?);
     let mount = mounts
         .iter()
         .find(|mount| match version {
@@ -124,7 +125,7 @@ pub(super) fn finding(memory: &Result<CgroupMemory, Unknown>) -> Finding {
     let version = memory.place.version;
     let (Some(limit), Some(room)) = (memory.limit(), memory.room()) else {
         let means = "No memory limit is visible here: links may take what the node has and are charged to \
-                     whoever touches them first; in a pod, set a memory limit that covers them.";
+                     the process that touches them first; in a pod, set a memory limit that covers them.";
         return Finding::new(ID, FindingStatus::Note, value, format!("v{version}, no limit"), means);
     };
     let shown = format!("v{version}, limit {}, room {}", human::bytes(limit), human::bytes(room));
@@ -158,8 +159,7 @@ pub(super) struct NodeMemory {
 /// Reads `/proc/meminfo`, which describes the node even inside a container.
 pub(super) fn node_memory(source: &Source) -> Result<NodeMemory, Unknown> {
     let text = source.text("/proc/meminfo")?;
-    let bytes = |name| field(&text, name)?.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024);
-    match (bytes("MemTotal"), bytes("MemAvailable")) {
+    match (field_bytes(&text, "MemTotal"), field_bytes(&text, "MemAvailable")) {
         (Some(total), Some(available)) => Ok(NodeMemory { total, available }),
         _ => Err(Unknown("/proc/meminfo has no MemTotal or MemAvailable".into())),
     }

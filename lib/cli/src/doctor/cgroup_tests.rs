@@ -78,11 +78,11 @@ fn v1_limit_of_container_and_pod() {
 
 #[test]
 fn paths_outside_the_visible_hierarchy() {
-    let mount = &mounts::parse("31 30 0:32 /a /m rw - cgroup cgroup rw,memory\n")[0];
+    let mount = &mountinfo::parse("31 30 0:32 /a /m rw - cgroup cgroup rw,memory\n")[0];
     assert_eq!(directory(mount, "/a/b"), Path::new("/m/b"));
     assert_eq!(directory(mount, "/ab"), Path::new("/m"));
     assert_eq!(directory(mount, "/a/../../x"), Path::new("/m"));
-    let mount = &mounts::parse("31 30 0:32 / /m rw - cgroup2 c rw\n")[0];
+    let mount = &mountinfo::parse("31 30 0:32 / /m rw - cgroup2 c rw\n")[0];
     assert_eq!(directory(mount, "/../../pod1/c"), Path::new("/m"));
     assert_eq!(directory(mount, "/"), Path::new("/m"));
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::source::{Source, Unknown, field};
+use super::source::{Source, Unknown};
 use super::{Finding, FindingStatus, cgroup};
+use shmesh_sys::procfs::field;
 
 /// Maximum number of CPUs in a list, more than any kernel supports: bounds the memory for an unexpected list.
 const MOST_CPUS: u32 = 1 << 16;
@@ -46,7 +47,7 @@ impl Cores {
 
 /// A kernel CPU list: `0-3,8,10-11`.
 fn list(text: &str) -> Result<BTreeSet<u32>, Unknown> {
-    let strange = || Unknown(format!("{:?} is not a list of CPUs", text.trim()));
+    let invalid = || Unknown(format!("{:?} is not a list of CPUs", text.trim()));
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -55,10 +56,10 @@ fn list(text: &str) -> Result<BTreeSet<u32>, Unknown> {
             .ok()
             .zip(last.parse().ok())
             .filter(|(_, last)| *last < MOST_CPUS)
-            .ok_or_else(strange)?;
+            .ok_or_else(invalid)?;
         cpus.extend(first..=last);
     }
-    if cpus.is_empty() { Err(strange()) } else { Ok(cpus) }
+    if cpus.is_empty() { Err(invalid()) } else { Ok(cpus) }
 }
 
 /// The quota in thousandths of a core, from quota and period in microseconds; `None` for `max` and `-1`.

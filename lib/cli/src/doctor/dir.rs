@@ -8,8 +8,8 @@ use shmesh_sys::errno::{self, Errno};
 use shmesh_sys::file;
 use shmesh_sys::mount::{FsKind, file_system};
 
-use super::mounts::{self, Mount};
 use super::source::{Source, Unknown};
+use shmesh_sys::mountinfo::{self, Mount};
 
 /// Mode and owner of the directory.
 #[derive(Clone, Copy, Debug)]
@@ -118,8 +118,8 @@ fn space(dir: &Path) -> Result<Space, Unknown> {
 /// Finds the mount of the directory, with symbolic links resolved.
 fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), Unknown> {
     let path = dir.canonicalize().map_err(|why| Unknown(why.to_string()))?;
-    let mounts = mounts::parse(&source.text("/proc/self/mountinfo")?);
-    mounts::covering(&mounts, &path)
+    let mounts = mountinfo::parse(&source.text("/proc/self/mountinfo")?);
+    mountinfo::covering(&mounts, &path)
         .map(|(mount, hidden)| (mount.clone(), hidden))
         .ok_or_else(|| Unknown("no mount in /proc/self/mountinfo covers it".into()))
 }

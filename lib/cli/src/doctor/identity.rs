@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
-use super::source::{Source, Unknown, field};
+use super::source::{Source, Unknown};
 use super::{Finding, FindingStatus};
+use shmesh_sys::procfs::field;
 
 /// The capability to lock memory beyond RLIMIT_MEMLOCK.
 pub(super) const CAP_IPC_LOCK: u32 = 14;

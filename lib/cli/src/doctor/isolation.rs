@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
-use super::source::{Source, Unknown, field};
+use super::source::{Source, Unknown};
 use super::{Finding, FindingStatus};
+use shmesh_sys::procfs::field;
 
 /// The socket of the node's identity service, if the container may use it.
 const AGENT: &str = "/run/shmesh/agent/agent.sock";

@@ -10,7 +10,6 @@ mod dir;
 mod identity;
 mod isolation;
 mod limits;
-mod mounts;
 mod need;
 mod pages;
 mod report;

@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use super::mounts::Mount;
 use super::source::Source;
 use super::{Finding, FindingStatus, cgroup};
 use crate::human;
+use shmesh_sys::mountinfo::Mount;
 
 /// The directory of the kernel's huge page pools.
 const POOLS: &str = "/sys/kernel/mm/hugepages";

@@ -1,8 +1,8 @@
 //! Huge page trees: none, 2 MiB and 1 GiB pools, a cgroup that allows nothing, every THP switch.
 
 use super::*;
-use crate::doctor::mounts;
 use crate::doctor::tests::Tree;
+use shmesh_sys::mountinfo;
 
 fn with_pool(tree: &Tree, name: &str, total: u64, free: u64, reserved: u64) {
     for (file, number) in [("nr_hugepages", total), ("free_hugepages", free), ("resv_hugepages", reserved)] {
@@ -66,7 +66,7 @@ fn switches() {
     assert!(set("advise").means.starts_with("`huge_pages: transparent` works for memfd"));
     assert!(set("always").means.starts_with("Memfd segments get huge pages even without"));
     assert_eq!(set("force").value["dir"], "force");
-    let mounted = &mounts::parse("1 0 0:1 / /dev/shm rw - tmpfs tmpfs rw,huge=advise\n")[0];
+    let mounted = &mountinfo::parse("1 0 0:1 / /dev/shm rw - tmpfs tmpfs rw,huge=advise\n")[0];
     set("never");
     let found = transparent(&tree.source(), Some(mounted));
     assert_eq!((found.status, found.shown.as_str()), (FindingStatus::Ok, "memfd never, directory advise"));

@@ -4,10 +4,10 @@ use serde_json::json;
 use shmesh_sys::errno::Errno;
 
 use super::dir::{DirOwner, Facts, Space};
-use super::mounts::Mount;
 use super::source::Unknown;
 use super::{Finding, FindingStatus};
 use crate::human;
+use shmesh_sys::mountinfo::Mount;
 
 /// The default size of `/dev/shm` in container runtimes.
 const DEFAULT: u64 = 64 << 20;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::doctor::dir::Scratch;
-use crate::doctor::mounts;
+use shmesh_sys::mountinfo;
 
 fn facts() -> Facts {
     Facts {
@@ -16,7 +16,7 @@ fn facts() -> Facts {
 }
 
 fn parsed(line: &str) -> Result<(Mount, usize), Unknown> {
-    Ok((mounts::parse(line)[0].clone(), 0))
+    Ok((mountinfo::parse(line)[0].clone(), 0))
 }
 
 fn by_id<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {

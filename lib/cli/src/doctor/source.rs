@@ -71,22 +71,9 @@ impl Source {
     }
 }
 
-/// The value of `name` in lines of the form `name: value`, as in `/proc/self/status` and `/proc/meminfo`.
-pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fields_match_whole_names() {
-        let text = "Seccomp:\t2\nSeccomp_filters:\t1\n";
-        assert_eq!(field(text, "Seccomp"), Some("2"));
-        assert_eq!(field(text, "Seccomp_filters"), Some("1"));
-        assert_eq!(field(text, "NoNewPrivs"), None);
-    }
 
     #[test]
     fn missing_files_have_a_reason() {

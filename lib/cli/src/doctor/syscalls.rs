@@ -11,8 +11,9 @@ use shmesh_sys::file::{self, ByteLock, Seals};
 use shmesh_sys::socket;
 
 use super::dir::Scratch;
-use super::source::{Source, Unknown, field};
+use super::source::{Source, Unknown};
 use super::{Finding, FindingStatus, PidfdOpen, cpu};
+use shmesh_sys::procfs::field;
 
 /// A system call, and the consequences if it works or fails.
 struct Call {

@@ -43,7 +43,7 @@ fn old_driver_is_not_a_missing_device() {
     let old = dir.path().join("libcuda.so.1");
     std::fs::write(&old, bytes).unwrap();
     let found =
-        check(&["--rounds", "1", "--max-mib", "4"], &[("SHMESH_CUDA_LIBRARY", old.to_str().unwrap())]);
+        check(&["--rounds", "1", "--max-bytes", "4Mi"], &[("SHMESH_CUDA_LIBRARY", old.to_str().unwrap())]);
     let said = text(&found.stdout);
     assert_eq!(found.status.code(), Some(1), "{said}");
     assert!(said.contains("without cuMemCreate") && said.contains("has no cuMemCreate"), "{said}");
@@ -88,7 +88,7 @@ fn run_all_checks(rounds: &str, also_for_people: bool) {
         // The free bytes of the directory's file system are the device's.
         ("FAKE_CUDA_DIR", dir.path().to_str().unwrap()),
     ];
-    let found = check(&["--output", "json", "--rounds", rounds, "--max-mib", "4"], &variables);
+    let found = check(&["--output", "json", "--rounds", rounds, "--max-bytes", "4Mi"], &variables);
     let report: Value =
         serde_json::from_slice(&found.stdout).unwrap_or_else(|_| panic!("{}", text(&found.stderr)));
     assert_eq!(found.status.code(), Some(0), "{report:#}");
@@ -125,7 +125,7 @@ fn run_all_checks(rounds: &str, also_for_people: bool) {
     let before = contexts();
     assert!(before > 0);
     if also_for_people {
-        let found = check(&["--rounds", "1", "--max-mib", "4"], &variables);
+        let found = check(&["--rounds", "1", "--max-bytes", "4Mi"], &variables);
         assert_eq!(contexts() - before, before);
         let said = text(&found.stdout);
         assert!(said.starts_with("STEP") && said.contains("P9 timeline"), "{said}");

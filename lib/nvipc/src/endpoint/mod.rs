@@ -264,18 +264,6 @@ impl Endpoint {
 
     /// Whether [`receive`](Self::receive) would have returned no message at some time during this call. It takes no lock, for
     /// callers that poll. `false` says nothing.
-    ///
-    /// ```
-    /// # let dir = tempfile::tempdir()?;
-    /// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
-    /// # let options = shmesh_nvipc_wire::Options::new().dir(dir.path());
-    /// # let (phy, mac) = (options.create("nvipc", pools)?, options.attach("nvipc")?);
-    /// # use shmesh_nvipc_wire::Message;
-    /// assert!(mac.has_no_message());
-    /// phy.send(Message { msg_id: 1, cell_id: 0, msg_len: 0, data_len: 0, buffers: phy.allocate(None)? })?;
-    /// assert!(!mac.has_no_message());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[must_use]
     #[inline]
     pub fn has_no_message(&self) -> bool {

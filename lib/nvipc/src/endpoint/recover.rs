@@ -1,11 +1,11 @@
-//! Recovery of what a dead secondary left.
+//! Recovery of buffers and queues after the death of the secondary.
 //!
 //! When the next secondary connects, NVIPC wipes everything. Here the primary knows what it holds itself and what is
 //! queued in the rings; the rest belonged to the dead secondary. Those buffers return to their pools, messages that
 //! were sent stay queued, and queues that the secondary was changing when it died are rebuilt.
 //!
-//! No other process touches the link meanwhile: the dead one is gone, the next one waits for our half of the exchange,
-//! and our own calls wait for the lock.
+//! No other process uses the link during recovery: the secondary is dead, its successor waits until this side completes the
+//! exchange, and this side's calls wait for the lock.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,14 +16,14 @@ use super::link::Shared;
 use crate::layout::{INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES};
 
 impl Shared {
-    /// Recovers what the secondary left. It must have ended.
+    /// Recovers the buffers and queues of the secondary, which must have ended.
     pub(super) fn recover(&self) {
         let _alone = self.alone();
-        // The mappings show zeros then.
+        // A truncated segment reads as zeros: nothing can be recovered.
         if self.check_open().is_err() {
             return;
         }
-        // In use: held by us, or queued.
+        // In use: held by this side, or queued.
         let mut used: [Vec<bool>; PoolId::COUNT] = std::array::from_fn(|i| {
             let pool = self.pools[i].as_ref();
             let mut used = vec![false; pool.map_or(0, |pool| pool.config.pool_len as usize)];
@@ -52,7 +52,9 @@ impl Shared {
         }
         let mut recovered = self.recovered();
         recovered.peers += 1;
-        for (pool, used) in self.pools.iter().flatten().zip(self.pools.iter().zip(&used).filter_map(some)) {
+        for (pool, used) in
+            self.pools.iter().flatten().zip(self.pools.iter().zip(&used).filter_map(only_present))
+        {
             let before = pool.free.values().len() as u64;
             let free: Vec<_> = (0..pool.config.pool_len).filter(|index| !used[*index as usize]).collect();
             let back = (free.len() as u64).saturating_sub(before);
@@ -68,6 +70,6 @@ impl Shared {
     }
 }
 
-fn some<'a, T>((pool, used): (&Option<T>, &'a Vec<bool>)) -> Option<&'a Vec<bool>> {
+fn only_present<'a, T>((pool, used): (&Option<T>, &'a Vec<bool>)) -> Option<&'a Vec<bool>> {
     pool.as_ref().map(|_| used)
 }

@@ -221,7 +221,7 @@ fn kept_names_outlive_their_processes() {
 }
 
 #[test]
-fn directory_that_is_none_is_one_line() {
+fn invalid_directory_is_reported_in_one_line() {
     let dir = ipc_dir();
     let wrong = ["relative".to_owned(), format!("/{}", "d/".repeat(3000)), "/no/such/directory".to_owned()];
     for directory in wrong {

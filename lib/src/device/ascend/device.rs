@@ -68,7 +68,7 @@ impl AscendDevice {
             return Ok(CurrentContext { before: None });
         }
         let mut before = 0;
-        // SAFETY: there is room for the address.
+        // SAFETY: the call writes the address to a local variable.
         let code = unsafe { driver.aclrtGetCurrentContext()?(&raw mut before) };
         // SAFETY: it takes a number.
         check("aclrtSetDevice", unsafe { driver.aclrtSetDevice()?(self.number) })?;

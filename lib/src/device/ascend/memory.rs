@@ -100,7 +100,7 @@ impl AscendMemory {
         let _entered = device.enter()?;
         let mut address = std::ptr::null_mut();
         let allocate = Driver::get()?.aclrtMalloc()?;
-        // SAFETY: there is room for the address.
+        // SAFETY: the call writes the address to a local variable.
         check("aclrtMalloc", unsafe { allocate(&raw mut address, len_of(whole)?, HUGE_FIRST) })?;
         Ok(Self { device: device.clone(), address, size: whole, key: None, whose: AllocatedBy::Ours })
     }
@@ -269,7 +269,7 @@ impl DeviceMemory for AscendMemory {
         let _entered = device.enter()?;
         let mut address = std::ptr::null_mut();
         let import = Driver::get()?.aclrtIpcMemImportByKey()?;
-        // SAFETY: there is room for the address; the key has all its bytes and a zero after them.
+        // SAFETY: the call writes the address to a local variable; the key has all its bytes and a zero after them.
         check("aclrtIpcMemImportByKey", unsafe {
             import(&raw mut address, key.as_ptr().cast(), PEER_ACCESS)
         })?;

@@ -32,7 +32,7 @@ impl Context {
     pub(super) fn enter(self: &Arc<Self>) -> io::Result<CurrentContext> {
         let driver = Driver::get()?;
         let mut before = 0;
-        // SAFETY: there is room for the address.
+        // SAFETY: the call writes the address to a local variable.
         check("cuCtxGetCurrent", unsafe { driver.cuCtxGetCurrent()?(&raw mut before) })?;
         let context = self.retain(driver)?;
         // SAFETY: the context is retained as long as the returned guard lives.
@@ -46,7 +46,7 @@ impl Context {
             return Ok(context);
         }
         let mut context = 0;
-        // SAFETY: there is room for the address.
+        // SAFETY: the call writes the address to a local variable.
         check("cuDevicePrimaryCtxRetain", unsafe {
             driver.cuDevicePrimaryCtxRetain()?(&raw mut context, self.ordinal)
         })?;

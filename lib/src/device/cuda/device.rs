@@ -11,8 +11,8 @@ use super::context::{Context, CurrentContext};
 use super::driver::{Driver, check};
 use super::sys;
 
-/// The UUID of a device, the same in every process. It is printed as the vendor's tools print that of a GPU; that of a
-/// MIG partition, too, although they begin it with `MIG-`.
+/// The UUID of a device, the same in every process. It is displayed as `GPU-...`, as by `nvidia-smi -L`; also that of a
+/// MIG partition, which `nvidia-smi` shows as `MIG-...`.
 ///
 /// ```
 /// use shmesh::device::DeviceUuid;
@@ -93,7 +93,7 @@ impl CudaDevice {
     pub fn all() -> io::Result<Vec<Self>> {
         let driver = Driver::get()?;
         let mut count = 0;
-        // SAFETY: there is room for the answer.
+        // SAFETY: the pointer is to a local variable of the type that the call writes.
         check("cuDeviceGetCount", unsafe { driver.cuDeviceGetCount()?(&raw mut count) })?;
         (0..count).map(|ordinal| Self::at(driver, ordinal)).collect()
     }
@@ -108,7 +108,7 @@ impl CudaDevice {
         all.into_iter().find(|device| device.uuid == *uuid).ok_or_else(|| {
             let text = format!(
                 "this process does not see {uuid}, only {}: give its container the same device (not another MIG \
-                 partition of it), and look at CUDA_VISIBLE_DEVICES",
+                 partition of it), and check CUDA_VISIBLE_DEVICES",
                 seen.join(", ")
             );
             io::Error::new(io::ErrorKind::NotFound, text)
@@ -117,7 +117,7 @@ impl CudaDevice {
 
     fn at(driver: &Driver, ordinal: c_int) -> io::Result<Self> {
         let mut uuid = [0; 16];
-        // SAFETY: there is room for the 16 bytes.
+        // SAFETY: the pointer is to a local array of 16 bytes, which the call writes.
         check("cuDeviceGetUuid_v2", unsafe { driver.cuDeviceGetUuid_v2()?(&raw mut uuid, ordinal) })?;
         Ok(Self { ordinal, uuid: DeviceUuid(uuid), context: Arc::new(Context::of(ordinal)) })
     }
@@ -127,7 +127,7 @@ impl CudaDevice {
         Self::at(Driver::get()?, ordinal)
     }
 
-    /// Its ordinal in this process only.
+    /// The ordinal of the device, which is valid in this process only.
     ///
     /// ```
     /// use shmesh::device::CudaDevice;
@@ -182,7 +182,7 @@ impl CudaDevice {
     pub fn driver_version() -> io::Result<i32> {
         let mut version = 0;
         let call = Driver::get()?.cuDriverGetVersion()?;
-        // SAFETY: there is room for the answer.
+        // SAFETY: the pointer is to a local variable of the type that the call writes.
         check("cuDriverGetVersion", unsafe { call(&raw mut version) })?;
         Ok(version)
     }
@@ -258,7 +258,7 @@ impl CudaDevice {
         let (mut free, mut all) = (0, 0);
         let _entered = self.enter()?;
         let call = Driver::get()?.cuMemGetInfo_v2()?;
-        // SAFETY: there is room for both answers.
+        // SAFETY: the pointers are to local variables of the type that the call writes.
         check("cuMemGetInfo_v2", unsafe { call(&raw mut free, &raw mut all) })?;
         Ok((free as u64, all as u64))
     }
@@ -277,7 +277,7 @@ impl CudaDevice {
     /// ```
     pub fn synchronize(&self) -> io::Result<()> {
         let _entered = self.enter()?;
-        // SAFETY: it takes nothing.
+        // SAFETY: the call has no arguments.
         check("cuCtxSynchronize", unsafe { Driver::get()?.cuCtxSynchronize()?() })
     }
 

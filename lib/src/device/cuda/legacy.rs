@@ -66,7 +66,7 @@ impl CudaLegacyMemory {
         let entered = device.enter()?;
         let mut address = 0;
         let allocate = Driver::get()?.cuMemAlloc_v2()?;
-        // SAFETY: there is room for the address.
+        // SAFETY: the call writes the address to a local variable.
         check("cuMemAlloc_v2", unsafe { allocate(&raw mut address, len_of(whole)?) })?;
         drop(entered);
         let view = CudaMapping { device: device.clone(), address, size: whole };
@@ -165,7 +165,7 @@ fn handle_of(view: &CudaMapping) -> io::Result<Vec<u8>> {
     let _entered = view.device.enter()?;
     let mut vendor = [0; 64];
     let get = Driver::get()?.cuIpcGetMemHandle()?;
-    // SAFETY: there is room for the 64 bytes.
+    // SAFETY: the call writes the 64 bytes to a local variable.
     check("cuIpcGetMemHandle", unsafe { get(&raw mut vendor, view.address) })?;
     let mut handle = vendor.to_vec();
     handle.extend(view.device.uuid().0);
@@ -205,7 +205,7 @@ impl DeviceMemory for CudaLegacyMemory {
         let entered = device.enter()?;
         let mut address = 0;
         let open = Driver::get()?.cuIpcOpenMemHandle_v2()?;
-        // SAFETY: there is room for the address; the handle goes by value, and the driver checks it.
+        // SAFETY: the call writes the address to a local variable; the handle goes by value, and the driver checks it.
         check("cuIpcOpenMemHandle_v2", unsafe { open(&raw mut address, IpcHandle(*vendor), LAZY) })?;
         drop(entered);
         let memory = Self {

@@ -105,7 +105,7 @@ impl CudaMemory {
         let properties = device.properties();
         let mut handle = 0;
         let create = driver.cuMemCreate()?;
-        // SAFETY: there is room for the handle, and the properties live until it is there.
+        // SAFETY: the call writes the handle to a local variable, and the properties live until it is there.
         check("cuMemCreate", unsafe { create(&raw mut handle, len_of(whole)?, &raw const properties, 0) })?;
         let handle = AllocationHandle(handle);
         let fd = export(&handle)?;
@@ -135,7 +135,7 @@ impl CudaMemory {
         }
         let mut handle = 0;
         let retain = Driver::get()?.cuMemRetainAllocationHandle()?;
-        // SAFETY: there is room for the handle; the driver checks the address.
+        // SAFETY: the call writes the handle to a local variable; the driver checks the address.
         let retained = unsafe { retain(&raw mut handle, address as *mut c_void) };
         check("cuMemRetainAllocationHandle", retained).map_err(|error| {
             invalid(format!(
@@ -266,7 +266,7 @@ impl CudaMemory {
 fn export(handle: &AllocationHandle) -> io::Result<OwnedFd> {
     let mut fd: c_int = -1;
     let call = Driver::get()?.cuMemExportToShareableHandle()?;
-    // SAFETY: there is room for the descriptor.
+    // SAFETY: the call writes the descriptor to a local variable.
     let exported = unsafe { call(&raw mut fd, handle.0, POSIX_FD, 0) };
     check("cuMemExportToShareableHandle", exported).map_err(|error| {
         let text = format!("{error}; memory is shared only if it was created for descriptors");
@@ -285,7 +285,7 @@ fn map(device: CudaDevice, handle: &AllocationHandle, size: u64) -> io::Result<C
     let (len, alignment) = (len_of(size)?, len_of(device.granularity()?)?);
     let mut start = 0;
     let reserve = driver.cuMemAddressReserve()?;
-    // SAFETY: there is room for the address.
+    // SAFETY: the call writes the address to a local variable.
     check("cuMemAddressReserve", unsafe { reserve(&raw mut start, len, alignment, 0, 0) })?;
     let mut addresses = Addresses { start, len, is_mapped: false };
     let map = driver.cuMemMap()?;
@@ -341,7 +341,7 @@ impl DeviceMemory for CudaMemory {
         let descriptor =
             std::ptr::without_provenance_mut::<c_void>(len_of(u64::from(fd.as_raw_fd().cast_unsigned()))?);
         let mut imported = 0;
-        // SAFETY: there is room for the handle; the descriptor goes in the place of a pointer, and is open.
+        // SAFETY: the call writes the handle to a local variable; the descriptor goes in the place of a pointer, and is open.
         check("cuMemImportFromShareableHandle", unsafe { import(&raw mut imported, descriptor, POSIX_FD) })?;
         let imported = AllocationHandle(imported);
         // The handle keeps the memory; the descriptor would keep it longer than needed.

@@ -48,7 +48,7 @@ impl CudaStream {
         let _entered = device.enter()?;
         let mut stream = 0;
         let create = Driver::get()?.cuStreamCreate()?;
-        // SAFETY: there is room for the address.
+        // SAFETY: the call writes the address to a local variable.
         check("cuStreamCreate", unsafe { create(&raw mut stream, WAITS_FOR_NONE) })?;
         Ok(Self { device: device.clone(), stream, is_ours: true })
     }
@@ -179,7 +179,7 @@ impl<'a> CudaTimeline<'a> {
 
     /// Makes later work of the stream wait until the word is at least `value`. Returns immediately. If the value is
     /// never written, the stream waits forever. The death of the producer is reported by
-    /// [`RegionLost`](crate::client::Happened::RegionLost); then the consumer can [`write`](Self::write) the word
+    /// [`RegionLost`](crate::client::SessionEvent::RegionLost); then the consumer can [`write`](Self::write) the word
     /// itself, with a new [`CudaStream`]. Do not copy it: copies use the default stream, which waits for most other
     /// streams.
     ///

@@ -131,7 +131,7 @@ pub(super) fn range_of(device: &CudaDevice, address: u64) -> io::Result<(u64, u6
     let _entered = device.enter()?;
     let (mut base, mut size) = (0, 0);
     let call = Driver::get()?.cuMemGetAddressRange_v2()?;
-    // SAFETY: there is room for both answers.
+    // SAFETY: the call writes both results to local variables.
     check("cuMemGetAddressRange_v2", unsafe { call(&raw mut base, &raw mut size, address) })?;
     Ok((base, size as u64))
 }

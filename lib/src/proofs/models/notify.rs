@@ -39,7 +39,7 @@ impl Futex {
 /// The steps of `Link::notify`.
 fn wake(endpoint: &Endpoint, futex: &Futex) {
     let waiting = notify::waiting(&endpoint.outgoing);
-    if !waiting.nobody() && waiting.is_any_asleep(&endpoint.core.seats) {
+    if !waiting.is_empty() && waiting.is_any_asleep(&endpoint.core.seats) {
         Sleepers::of(&endpoint.outgoing).wake();
         futex.wake_all();
     }

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_slower_takes_what_is_loaded() {
+    async fn slower_rotator_uses_certificate_of_faster_one() {
         let names = vec!["injector.shmesh.svc".to_owned()];
         let theirs = make(&names, LIFE, start(), None).unwrap();
         let store = RacingStore(MemoryStore::default(), false.into(), theirs.clone());

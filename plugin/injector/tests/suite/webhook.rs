@@ -269,7 +269,7 @@ async fn request_that_takes_too_much_memory_is_refused() {
 
 /// A finished handshake is worth a few seconds.
 #[tokio::test]
-async fn who_asks_nothing_is_let_go() {
+async fn silent_connection_is_closed() {
     let server = Server::start().await;
     let bundle = made();
     server.served.present(&bundle).unwrap();

@@ -71,6 +71,9 @@ const UNITS: [(&str, i128, i32); 16] = [
 ];
 
 /// The value of a quantity in units of 1e-9, if it is one and can be written so exactly.
+///
+/// The parser of the other crates, `shmesh_sys::quantity`, is for positive whole bytes and accepts a subset. Here every value must be read
+/// exactly as the API server reads it, also negative and fractional ones, which counters and capacities of any vendor may have.
 fn nanos_of(text: &str) -> Option<i128> {
     let is_number = |sign: char| sign.is_ascii_digit() || ".+-".contains(sign);
     let end = text.find(|sign| !is_number(sign)).unwrap_or(text.len());

@@ -149,7 +149,7 @@ fn the_time_of_a_taint_stays() {
 }
 
 #[test]
-fn what_the_api_server_dropped_is_not_written_again() {
+fn fields_dropped_by_api_server_are_not_written_again() {
     let mut wanted = devices(1);
     wanted[0].allow_multiple_allocations = Some(true);
     let mut slices = applied(Slices::new(), &fresh(&wanted, &Slices::new()));

@@ -425,13 +425,13 @@ impl SlicePublisher {
             return Ok(());
         }
         // Fields that another writer owns are not removed by an apply.
-        warn!("slice {name} has fields that this driver did not write: it is made again");
+        warn!("slice {name} has fields that this driver did not write: creating it again");
         self.delete(&stored).await?;
         Err(RequestError::new(&what, "the slice had fields of another writer".into()))
     }
 
     fn failed(&self, error: &RequestError) {
-        warn!("slices of driver {} cannot be published: {}; it is tried again", self.driver, error.text);
+        warn!("slices of driver {} cannot be published: {}; retrying", self.driver, error.text);
         self.state.send_modify(|state| {
             state.published = false;
             state.error = Some(error.text.clone());

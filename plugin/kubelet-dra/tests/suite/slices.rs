@@ -227,7 +227,7 @@ async fn slices_that_are_deleted_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn endless_deletions_are_repaired_more_and_more_seldomly() {
+async fn repair_of_endless_deletions_backs_off() {
     let cluster = Cluster::new();
     let mut publisher = cluster.publish(devices(1));
     publisher.written(1).await;
@@ -308,7 +308,7 @@ fn older(client: Client) -> Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_drops_is_written_once() {
+async fn fields_dropped_by_server_are_written_once() {
     let cluster = Cluster::new();
     let mut list = devices(1);
     list[0].allow_multiple_allocations = Some(true);
@@ -441,13 +441,13 @@ async fn requests_without_watches(minutes: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_fails_is_tried_more_and_more_seldomly() {
+async fn failing_watch_backs_off() {
     requests_without_watches(6).await;
 }
 
 #[tokio::test(start_paused = true)]
 #[ignore = "long: three hours of virtual time"]
-async fn a_watch_that_fails_for_an_hour_is_tried_more_and_more_seldomly() {
+async fn watch_that_fails_for_an_hour_backs_off() {
     requests_without_watches(60).await;
 }
 

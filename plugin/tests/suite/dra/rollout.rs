@@ -148,7 +148,7 @@ async fn killed_instance_of_a_rollout_loses_no_claim() {
     new.crash();
     until("no connection", || !rollout.is_connected("p1")).await;
     rollout.pass().await;
-    old.said("this one goes on");
+    old.said("this instance continues to serve");
     rollout.pass().await;
     // The older one dies while the next one takes over.
     let new = start(&rollout.node, "p2");

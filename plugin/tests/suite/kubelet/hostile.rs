@@ -84,7 +84,7 @@ async fn each_invalid_request_has_its_status_code() {
     }
     assert!(
         plugin
-            .metric("shmesh_plugin_denied_total{resource=\"shmesh.io/shm\",reason=\"unknown_device\"}")
+            .metric("shmesh_plugin_refused_allocations_total{resource=\"shmesh.io/shm\",reason=\"unknown_device\"}")
             .unwrap()
             >= 5.0
     );
@@ -155,7 +155,8 @@ async fn repeated_refusals_are_rate_limited_in_the_log() {
     for _ in 0..1000 {
         client.allocate(request(ids(&["unknown"]))).await.unwrap_err();
     }
-    let denied = "shmesh_plugin_denied_total{resource=\"shmesh.io/shm\",reason=\"unknown_device\"}";
+    let denied =
+        "shmesh_plugin_refused_allocations_total{resource=\"shmesh.io/shm\",reason=\"unknown_device\"}";
     assert_eq!(plugin.metric(denied), Some(1000.0), "all are counted");
     let refused = plugin.end_and_tell().iter().filter(|line| line.contains("\"request refused\"")).count();
     // Five, and one a minute should the machine be that slow.

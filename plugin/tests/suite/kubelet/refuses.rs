@@ -69,6 +69,23 @@ fn contradicting_flags_exit_with_64() {
 }
 
 #[test]
+fn invalid_environment_variable_exits_with_64() {
+    let exits = |command: &str, variable: &str, flag: &str| {
+        let mut plugin = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin"));
+        plugin.args([command, flag]).env(variable, "wrong").output().unwrap().status.code()
+    };
+    for (command, variable) in [
+        ("run", "SHMESH_LOG_FORMAT"),
+        ("run", "SHMESH_PLUGIN_SET"),
+        ("identity", "SHMESH_IDENTITY_SOCKET_MODE"),
+        ("webhook", "SHMESH_WEBHOOK_CERTIFICATE_DAYS"),
+    ] {
+        assert_eq!(exits(command, variable, "--log=info"), Some(64), "{variable}");
+    }
+    assert_eq!(exits("run", "SHMESH_LOG_FORMAT", "--log-format=wrong"), Some(2));
+}
+
+#[test]
 fn schema_is_printed() {
     let output = Command::new(env!("CARGO_BIN_EXE_shmesh-plugin")).arg("schema").output().unwrap();
     let schema: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

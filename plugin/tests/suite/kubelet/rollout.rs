@@ -132,7 +132,7 @@ async fn killed_successor_leaves_the_predecessor_in_charge() {
     let new = start(&place, &[]);
     old.said("handed over");
     new.crash();
-    old.said("this one goes on");
+    old.said("this instance continues to serve");
     place.all_there().await;
     // It still hands over, and writes: a specification that was removed is there again.
     let spec = place.path("var/run/cdi/shmesh.io-agent.json");

@@ -1,7 +1,8 @@
 //! The rules of the broker, one by one.
 
 use shmesh_proto::broker::{
-    Admitted, BareTgid, Claim, Code, Exported, Hello, Mechanism, Restore, event::Happened, reply, request::Op,
+    Admitted, BareTgid, Claim, Code, Exported, Hello, Mechanism, Restore, event::SessionEvent, reply,
+    request::Op,
 };
 use shmesh_proto::key::DeviceKey;
 use shmesh_sidecar::broker::{
@@ -119,7 +120,7 @@ fn host_memory_is_delivered_at_once_and_acknowledged() {
     town.does(b, ack(&imported.grant, true));
     assert_eq!((town.broker.stats().grants, town.broker.stats().imports), (0, 1));
     town.does(b, close(&key));
-    assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
+    assert_eq!(town.events(), [(a, SessionEvent::Unused(key.clone()))]);
     town.does(a, close(&key));
     assert_eq!(town.dropped(), [FdToken(1)]);
     let expected = Stats { sessions: 2, processes: 2, ..Stats::default() };
@@ -226,7 +227,7 @@ fn an_importer_that_cannot_map_has_no_import() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let imported = town.import(b, &key);
     town.does(b, ack(&imported.grant, false));
-    assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
+    assert_eq!(town.events(), [(a, SessionEvent::Unused(key.clone()))]);
     town.refuses(b, close(&key), Code::Denied, Reason::NotImporter);
 }
 
@@ -353,7 +354,7 @@ fn an_exporter_waits_for_its_importers_or_forces_them() {
     town.import(b, &key);
     assert_eq!(town.refuses(a, close(&key), Code::Busy, Reason::Busy).importers, [200]);
     town.does(a, force(&key));
-    assert_eq!(town.events(), [(b, Happened::ExporterClosing(key.clone()))]);
+    assert_eq!(town.events(), [(b, SessionEvent::ExporterClosing(key.clone()))]);
     assert_eq!(town.dropped(), [FdToken(1)], "no new importer needs it");
     town.refuses(c, import(&key), Code::Denied, Reason::Closing);
     town.refuses(a, admit(&key, &[300]), Code::Invalid, Reason::Closing);
@@ -361,7 +362,7 @@ fn an_exporter_waits_for_its_importers_or_forces_them() {
     town.refuses(a, close(&key), Code::Busy, Reason::Busy);
     town.refuses(a, force(&key), Code::Busy, Reason::Busy);
     town.does(b, close(&key));
-    assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
+    assert_eq!(town.events(), [(a, SessionEvent::Unused(key.clone()))]);
     assert_eq!((town.broker.stats().keys, town.dropped()), (0, Vec::new()));
     town.refuses(a, close(&key), Code::Denied, Reason::UnknownKey);
 }
@@ -392,7 +393,7 @@ fn the_death_of_an_importer_closes_its_imports() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     town.import(b, &key);
     town.died(&process(200));
-    assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
+    assert_eq!(town.events(), [(a, SessionEvent::Unused(key.clone()))]);
     assert!(town.effects.contains(&Effect::CloseSession(b)));
     assert!(!town.effects.contains(&Effect::Unwatch(id(&process(200)))), "a dead process is not watched");
     town.does(a, close(&key));
@@ -407,7 +408,7 @@ fn the_death_of_an_exporter_loses_its_regions() {
     town.import(b, &key);
     let waits = town.ask(b, import(&waiting));
     town.died(&process(100));
-    assert_eq!(town.events(), [(b, Happened::RegionLost(key.clone()))]);
+    assert_eq!(town.events(), [(b, SessionEvent::RegionLost(key.clone()))]);
     assert_eq!(town.refusal(b, waits).code(), Code::Denied);
     assert_eq!(town.dropped(), [FdToken(1)]);
     let ended = town.records().into_iter().filter(|r| r.reason == Some(Reason::ExporterDied)).count();
@@ -427,7 +428,7 @@ fn keys_and_imports_outlive_sessions() {
     assert_eq!(town.effects, [], "it has been watched throughout");
     assert_eq!(town.refuses(a, close(&key), Code::Busy, Reason::Busy).importers, [200]);
     town.does(b, close(&key));
-    assert_eq!(town.events(), [(a, Happened::Unused(key.clone()))]);
+    assert_eq!(town.events(), [(a, SessionEvent::Unused(key.clone()))]);
     town.closed(b);
     assert_eq!(town.effects, [Effect::Unwatch(id(&process(200)))]);
 }
@@ -457,7 +458,7 @@ fn detach_ends_the_keys_and_imports_of_a_process() {
     town.does(a, DETACH);
     assert_eq!(
         town.events(),
-        [(b, Happened::Unused(mine.clone())), (b, Happened::ExporterClosing(key.clone()))]
+        [(b, SessionEvent::Unused(mine.clone())), (b, SessionEvent::ExporterClosing(key.clone()))]
     );
     assert_eq!(town.dropped(), [FdToken(1), FdToken(3)]);
     town.refuses(a, close(&unused), Code::Denied, Reason::UnknownKey);
@@ -634,7 +635,7 @@ fn busy_exporter_is_notified_after_a_restart_when_it_can_close() {
     town.ask_with(a, restore.clone(), 1);
     town.refuses(a, close(&key(&restore)), Code::Busy, Reason::Busy);
     town.wait(Policy::default().restore_millis);
-    assert_eq!(town.events(), [(a, Happened::Unused(key(&restore)))]);
+    assert_eq!(town.events(), [(a, SessionEvent::Unused(key(&restore)))]);
     town.does(a, close(&key(&restore)));
 }
 
@@ -693,5 +694,5 @@ fn reconnected_importer_learns_that_the_exporter_is_closing() {
     assert!(town.events().is_empty(), "no session is left to notify");
     let again = town.open(&process(200));
     town.does(again, Op::Claim(Claim { key: key.clone() }));
-    assert_eq!(town.events(), [(again, Happened::ExporterClosing(key))]);
+    assert_eq!(town.events(), [(again, SessionEvent::ExporterClosing(key))]);
 }

@@ -2,7 +2,7 @@
 
 use shmesh_proto::broker::{
     Ack, Close, Code, Detach, ExportKey, ImportByKey, Imported, List, Mechanism, Refused, Request,
-    SetImportPid, Stands, event::Happened, reply, request::Op,
+    SetImportPid, Stands, event::SessionEvent, reply, request::Op,
 };
 use shmesh_proto::identity::{PeerIdentity, Pod};
 use shmesh_sidecar::broker::{
@@ -253,7 +253,7 @@ impl Town {
         self.effects.iter().filter_map(record).collect()
     }
 
-    pub(crate) fn events(&self) -> Vec<(SessionId, Happened)> {
+    pub(crate) fn events(&self) -> Vec<(SessionId, SessionEvent)> {
         let event = |effect: &Effect| match effect {
             Effect::Event { session, happened } => Some((*session, happened.clone())),
             _ => None,
@@ -264,7 +264,7 @@ impl Town {
     /// The grant of the request to admit that the last command sent to an exporter.
     pub(crate) fn admission(&self) -> Vec<u8> {
         match self.events().first() {
-            Some((_, Happened::Admit(admit))) => admit.grant.clone(),
+            Some((_, SessionEvent::Admit(admit))) => admit.grant.clone(),
             other => panic!("not asked to admit: {other:?}"),
         }
     }

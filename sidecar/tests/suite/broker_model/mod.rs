@@ -604,7 +604,7 @@ impl World {
                     _ => {}
                 }
             }
-            Effect::Event { happened: shmesh_proto::broker::event::Happened::Admit(admit), .. } => {
+            Effect::Event { happened: shmesh_proto::broker::event::SessionEvent::Admit(admit), .. } => {
                 self.grants.push(admit.grant.clone());
             }
             Effect::Resolve { ticket, bare_tgids } => self.questions.push((*ticket, bare_tgids.clone())),

@@ -1,7 +1,7 @@
 //! The oracle: the same rules, implemented again with lists and loops, and without redundant state.
 
 use sha2::{Digest as _, Sha256};
-use shmesh_proto::broker::event::Happened;
+use shmesh_proto::broker::event::SessionEvent;
 use shmesh_proto::broker::{
     Admit, Admitted, AllKeys, Code, Done, ExportKey, Exported, Imported, KeyInfo, Keys, Listed, Mechanism,
     Request, Restore, Tgid, Welcome, reply, request,
@@ -17,7 +17,7 @@ use shmesh_sidecar::broker::{
 pub(crate) enum Out {
     Reply(SessionId, u64, reply::Result, Option<FdToken>),
     Refused(SessionId, u64, Code, Vec<i32>),
-    Event(SessionId, Happened),
+    Event(SessionId, SessionEvent),
     CloseSession(SessionId),
     DropFd(FdToken),
     Watch(ProcessId),
@@ -376,7 +376,7 @@ impl Oracle {
         self.out.push(Out::Denied(reason));
     }
 
-    fn tell(&mut self, process: ProcessId, preferred: SessionId, happened: Happened) {
+    fn tell(&mut self, process: ProcessId, preferred: SessionId, happened: SessionEvent) {
         let mine = self.sessions.iter().filter(|(_, p)| p.as_ref().map(id) == Some(process)).map(|(s, _)| *s);
         let mine: Vec<_> = mine.collect();
         let to = mine.iter().find(|s| **s == preferred).or(mine.iter().min());
@@ -455,7 +455,7 @@ impl Oracle {
             let all: Vec<_> = region.imports.iter().map(|i| (i.by, i.session, i.waits)).collect();
             for (by, session, waits) in all {
                 if waits.is_none() {
-                    self.tell(by, session, Happened::RegionLost(key.clone()));
+                    self.tell(by, session, SessionEvent::RegionLost(key.clone()));
                 }
                 self.take_import(&key, by, Reason::ExporterDied);
             }
@@ -503,14 +503,14 @@ impl Oracle {
         let waiting = self.former.extract_if(.., |f| f.waits.is_some()).collect();
         self.resume(waiting);
         for f in self.end_claims(|_| true, Some(Reason::NotRestored)) {
-            self.tell(id(&f.by), f.session, Happened::RegionLost(f.key));
+            self.tell(id(&f.by), f.session, SessionEvent::RegionLost(f.key));
         }
         for key in self.keys() {
             let region = self.region(&key).expect("it is there");
             let is_waited_for = region.closing || region.wanted;
             if std::mem::take(&mut region.awaited) && is_waited_for && region.importers().is_empty() {
                 let (exporter, session, closing) = (region.exporter, region.session, region.closing);
-                self.tell(exporter, session, Happened::Unused(key.clone()));
+                self.tell(exporter, session, SessionEvent::Unused(key.clone()));
                 if closing {
                     self.take_region(&key, Reason::Closing);
                 }
@@ -555,7 +555,7 @@ impl Oracle {
         let region = self.region(key).expect("it is there");
         if was_delivered && region.importers().is_empty() && !(region.closing && region.awaited) {
             let (exporter, session, closing) = (region.exporter, region.session, region.closing);
-            self.tell(exporter, session, Happened::Unused(key.to_vec()));
+            self.tell(exporter, session, SessionEvent::Unused(key.to_vec()));
             if closing {
                 self.take_region(key, Reason::Closing);
             }
@@ -854,7 +854,7 @@ impl Oracle {
                 self.region(&key).expect("it is there").session = session;
             }
             None if restore.closing && self.until.is_none() => {
-                self.out.push(Out::Event(session, Happened::Unused(key)));
+                self.out.push(Out::Event(session, SessionEvent::Unused(key)));
                 return Ok(Some((exported, None)));
             }
             None => {
@@ -918,7 +918,7 @@ impl Oracle {
             let import = region.imports.iter_mut().find(|i| i.by == by).expect("it waits");
             (import.grant, import.asked) = (Some(bytes.clone()), Some(session));
             let admit = Admit { grant: bytes, key: key.clone(), bare_tgid: by.bare_tgid };
-            self.out.push(Out::Event(session, Happened::Admit(admit)));
+            self.out.push(Out::Event(session, SessionEvent::Admit(admit)));
         }
         Ok(Some((exported, None)))
     }
@@ -931,7 +931,7 @@ impl Oracle {
 
     fn tell_of_closing(&mut self, key: &[u8], by: ProcessId, session: SessionId) {
         if self.region(key).expect("it is there").closing {
-            self.tell(by, session, Happened::ExporterClosing(key.to_vec()));
+            self.tell(by, session, SessionEvent::ExporterClosing(key.to_vec()));
         }
     }
 
@@ -1177,7 +1177,7 @@ impl Oracle {
         let grant = self.promise(key, me, session, Some(request), asked);
         if let Some(session) = asked {
             let admit = Admit { grant, key: key.to_vec(), bare_tgid: me.bare_tgid };
-            self.out.push(Out::Event(session, Happened::Admit(admit)));
+            self.out.push(Out::Event(session, SessionEvent::Admit(admit)));
         }
         Ok(None)
     }
@@ -1291,7 +1291,7 @@ impl Oracle {
             if waits.is_some() {
                 self.take_import(key, by, Reason::Closing);
             } else {
-                self.tell(by, session, Happened::ExporterClosing(key.to_vec()));
+                self.tell(by, session, SessionEvent::ExporterClosing(key.to_vec()));
             }
         }
         if !is_used {

@@ -1,48 +1,61 @@
-//! Parses `/proc/self/mountinfo` to find the mount of a directory and mounts that are hidden below it.
+//! Parsing `/proc/PID/mountinfo`: the mount of a directory, and mounts that are hidden below it.
 
 use std::path::{Path, PathBuf};
 
-/// One line of mountinfo.
+/// A mount, from one line of mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub struct Mount {
+    /// The id, which is also in `fdinfo` of each file that was opened through the mount.
+    pub id: u64,
     /// The directory of the file system that is mounted.
-    pub(super) root: String,
+    pub root: String,
     /// The directory that it is mounted on.
-    pub(super) point: PathBuf,
+    pub point: PathBuf,
     /// Options of this mount (`rw,nosuid,...`).
-    pub(super) options: String,
+    pub options: String,
     /// Type of the file system.
-    pub(super) kind: String,
+    pub kind: String,
     /// The source: a device, or a word such as `tmpfs` or `shm`.
-    pub(super) origin: String,
+    pub origin: String,
     /// Options of the file system (`size=65536k,huge=advise,...`, or a cgroup's controllers).
-    pub(super) super_options: String,
+    pub super_options: String,
 }
 
 impl Mount {
     /// Whether `option` is among either kind of options.
-    pub(super) fn has(&self, option: &str) -> bool {
+    #[must_use]
+    pub fn has(&self, option: &str) -> bool {
         self.options.split(',').chain(self.super_options.split(',')).any(|one| one == option)
     }
 
     /// The value of `key=value` among the file system's options.
-    pub(super) fn value(&self, key: &str) -> Option<&str> {
+    #[must_use]
+    pub fn value(&self, key: &str) -> Option<&str> {
         self.super_options.split(',').find_map(|one| one.strip_prefix(key)?.strip_prefix('='))
     }
 }
 
-/// Reads mountinfo; lines that are not understood are skipped.
-pub(super) fn parse(text: &str) -> Vec<Mount> {
+/// The mounts of a mountinfo file, in its order. Lines of another form are skipped.
+///
+/// ```
+/// use shmesh_sys::mountinfo;
+/// let mounts = mountinfo::parse("25 24 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=65536k\n");
+/// let (mount, hidden) = mountinfo::covering(&mounts, "/dev/shm/a".as_ref()).expect("a mount");
+/// assert_eq!((mount.kind.as_str(), mount.value("size"), hidden), ("tmpfs", Some("65536k"), 0));
+/// ```
+#[must_use]
+pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()
 }
 
 /// Parses a line such as `25 24 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=65536k`.
 fn parse_line(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
-    let mut left = left.split(' ').skip(3);
+    let mut left = left.split(' ');
     let mut right = right.split(' ');
     Some(Mount {
-        root: unescape(left.next()?),
+        id: left.next()?.parse().ok()?,
+        root: unescape(left.nth(2)?),
         point: PathBuf::from(unescape(left.next()?)),
         options: left.next()?.to_owned(),
         kind: right.next()?.to_owned(),
@@ -76,7 +89,8 @@ fn unescape(text: &str) -> String {
 }
 
 /// The mount of `path` (absolute, resolved), and the number of mounts hidden at the same point.
-pub(super) fn covering<'a>(mounts: &'a [Mount], path: &Path) -> Option<(&'a Mount, usize)> {
+#[must_use]
+pub fn covering<'a>(mounts: &'a [Mount], path: &Path) -> Option<(&'a Mount, usize)> {
     let depth = |mount: &&Mount| mount.point.components().count();
     // Of equal depth the last one is on top: max_by_key returns the last.
     let top = mounts.iter().filter(|mount| path.starts_with(&mount.point)).max_by_key(depth)?;
@@ -108,7 +122,10 @@ junk
         assert_eq!(top.value("huge"), Some("advise"));
         assert!(top.has("noswap") && top.has("relatime") && !top.has("ro"));
         assert_eq!(covering(&mounts, Path::new("/home")).unwrap().0.kind, "overlay");
-        assert_eq!((mounts[5].root.as_str(), mounts[5].super_options.as_str()), ("/x y", ""));
+        assert_eq!(
+            (mounts[5].id, mounts[5].root.as_str(), mounts[5].super_options.as_str()),
+            (610, "/x y", "")
+        );
         assert_eq!(mounts[5].point, Path::new("/data\\z"));
     }
 
