@@ -243,12 +243,15 @@ fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// A function that is told why a secondary still waits, and how often.
+pub(crate) type WaitReport = (Duration, fn(&Error));
+
 /// Finds the primary and exchanges eventfds with it. `report` is called with the reason for waiting, again and again after its time.
 pub(crate) fn meet(
     path: &Path,
     ours: &OwnedFd,
     patience: Option<Duration>,
-    report: Option<(Duration, fn(&Error))>,
+    report: Option<WaitReport>,
 ) -> Result<Peer> {
     let start = Instant::now();
     let mut reported = start;

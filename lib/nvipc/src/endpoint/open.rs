@@ -42,7 +42,7 @@ pub struct Options {
     dir: PathBuf,
     mode: u32,
     patience: Option<Duration>,
-    report: Option<(Duration, fn(&Error))>,
+    report: Option<exchange::WaitReport>,
 }
 
 impl Default for Options {
