@@ -243,7 +243,7 @@ fn receive_eventfd(from: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A function that is told why a secondary still waits, and how often.
+/// A function for the reason why a secondary still waits, and the period of its calls.
 pub(crate) type WaitReport = (Duration, fn(&Error));
 
 /// Finds the primary and exchanges eventfds with it. `report` is called with the reason for waiting, again and again after its time.
