@@ -10,7 +10,8 @@
 //! call if no receiver waits for a message.
 //!
 //! Sleepers wait on the futex word `WAKES`. It is incremented before the futex is woken, and read before the last check of
-//! the ring (`WAKE`), so a wake-up between that check and the system call makes the call return at once.
+//! the ring (`WAKE`), so a wake-up between that check and the system call makes the call return at once. What is sent to one seat,
+//! as a reply is, wakes that seat alone: the kernel keeps a mask for each sleeper. It has 32 bits, so two seats share one.
 //!
 //! Only the participant in a seat writes the seat's bits, because a recovery cannot know whether the seat has a new
 //! participant that already sleeps. So a dead participant leaves its bits behind, the next one in the seat clears them, and
@@ -60,9 +61,10 @@ impl<'a> Sleepers<'a> {
         self.asleep.fetch_and(!seat.bit(), Ordering::Relaxed);
     }
 
-    /// Sleeps until [`wake_all`](Self::wake_all), unless [`wakes`](Self::wakes) differs from `expected`. May return early.
-    pub(crate) fn sleep(self, expected: u32, limit: Duration) -> io::Result<futex::Wait> {
-        futex::wait(machine_word(self.wakes), expected, Some(limit))
+    /// Sleeps until [`wake_seats`](Self::wake_seats) for `seat`, unless [`wakes`](Self::wakes) differs from `expected`. May return
+    /// early.
+    pub(crate) fn sleep(self, seat: SeatIndex, expected: u32, limit: Duration) -> io::Result<futex::Wait> {
+        futex::wait(machine_word(self.wakes), expected, Some(limit), mask(seat.bit()))
     }
 
     /// The value to expect when going to sleep. The caller must read it before its last check.
@@ -88,11 +90,20 @@ impl<'a> Sleepers<'a> {
         self.wakes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Wakes all sleepers. Called after [`wake`](Self::wake).
-    pub(crate) fn wake_all(self) {
-        // Fails only for an invalid address.
-        let _ = futex::wake(machine_word(self.wakes), u32::MAX);
+    /// Wakes the sleepers in these seats, and maybe others. Called after [`wake`](Self::wake).
+    pub(crate) fn wake_seats(self, seats: u64) {
+        // Fails only for an invalid address, or without seats.
+        let _ = futex::wake(machine_word(self.wakes), u32::MAX, mask(seats));
     }
+}
+
+/// The mask of all seats.
+pub(crate) const ALL_SEATS: u64 = u64::MAX;
+
+/// The kernel's mask for seats.
+#[expect(clippy::cast_possible_truncation, reason = "both halves are in the low one")]
+fn mask(seats: u64) -> u32 {
+    (seats | seats >> 32) as u32
 }
 
 /// Announces that `seat` has a bell, which every notification must ring. The caller must check the ring after this.
@@ -116,6 +127,8 @@ pub(crate) fn reset(ring: &Ring, seat: SeatIndex) {
 /// Receivers of a ring that must be woken, as bits of seats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingReceivers {
+    /// The seats to wake, whether they wait or not.
+    seats: u64,
     sleepers: u64,
     bells: u64,
 }
@@ -124,7 +137,13 @@ impl WaitingReceivers {
     /// Only the receiver in `seat`.
     #[inline]
     pub(crate) fn only(self, seat: SeatIndex) -> Self {
-        Self { sleepers: self.sleepers & seat.bit(), bells: self.bells & seat.bit() }
+        let seats = self.seats & seat.bit();
+        Self { seats, sleepers: self.sleepers & seats, bells: self.bells & seats }
+    }
+
+    /// The seats to wake, whether they wait or not.
+    pub(crate) fn seats(self) -> u64 {
+        self.seats
     }
 
     #[inline]
@@ -149,6 +168,7 @@ pub(crate) fn waiting(ring: &Ring) -> WaitingReceivers {
     // DEKKER
     fence(Ordering::SeqCst);
     WaitingReceivers {
+        seats: ALL_SEATS,
         sleepers: ring.words().control(SLEEPERS).load(Ordering::Relaxed),
         bells: ring.words().beside(SLEEPERS, BELLS).load(Ordering::Relaxed),
     }

@@ -70,7 +70,7 @@ impl Shared {
         if waiting.is_any_asleep(&self.core.seats) {
             let sleepers = Sleepers::of(ring);
             sleepers.wake();
-            sleepers.wake_all();
+            sleepers.wake_seats(waiting.seats());
         }
         let mut done = Ok(());
         for receiver in waiting.bells(&self.core.seats) {

@@ -257,7 +257,7 @@ impl Shared {
             let sleepers = seats.event_sleepers();
             if seats.is_any_taken(sleepers.asleep()) {
                 sleepers.wake();
-                sleepers.wake_all();
+                sleepers.wake_seats(crate::notify::ALL_SEATS);
             }
         })
     }

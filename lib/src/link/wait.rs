@@ -345,7 +345,7 @@ impl SeatLease {
         deadline: Option<Instant>,
         ready: impl Fn() -> bool,
     ) -> Result<bool> {
-        self.shared.sleep_until(sleepers, deadline, false, || self.check_seated(), ready)
+        self.shared.sleep_until(sleepers, self.me.seat, deadline, false, || self.check_seated(), ready)
     }
 }
 
@@ -376,6 +376,7 @@ impl Shared {
     pub(super) fn sleep_until(
         &self,
         sleepers: Sleepers<'_>,
+        seat: SeatIndex,
         deadline: Option<Instant>,
         ends_at_signal: bool,
         check: impl Fn() -> Result<()>,
@@ -391,7 +392,7 @@ impl Shared {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(false);
             }
-            let woken = sleepers.sleep(wakes, left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX)));
+            let woken = sleepers.sleep(seat, wakes, left.map_or(SLEEP_MAX, |left| left.min(SLEEP_MAX)));
             let woken =
                 woken.map_err(|error| Error::system(&self.store.link, "sleep on the futex", error))?;
             if ends_at_signal && woken == futex::Wait::Interrupted {

@@ -98,7 +98,14 @@ impl Waiter {
         let Some(lease) = self.lease.upgrade() else { return Err(self.evicted()) };
         lease.fall_asleep();
         drop(lease);
-        let slept = self.shared.sleep_until(self.sleepers(), deadline, true, || self.check_seated(), ready);
+        let slept = self.shared.sleep_until(
+            self.sleepers(),
+            self.me.seat,
+            deadline,
+            true,
+            || self.check_seated(),
+            ready,
+        );
         // Without a lease the bit belongs to the next participant in the seat, which has cleared it when it came.
         if let Some(lease) = self.lease.upgrade() {
             lease.wake_up();
@@ -130,7 +137,7 @@ impl Waiter {
             // WAKE: for its fence, which orders the caller's change before the wake-up.
             sleepers.asleep();
             sleepers.wake();
-            sleepers.wake_all();
+            sleepers.wake_seats(self.me.seat.bit());
         }
     }
 

@@ -198,6 +198,42 @@ fn blocked_client_wakes_when_its_server_dies() {
 }
 
 #[test]
+fn reply_wakes_its_own_client_only() {
+    const ROUNDS: usize = 300;
+    let ends = ends("requests=4 spin=0");
+    let (server, client, other) = (&ends.server, ends.client(), ends.client());
+    let (say, tid) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let idle = scope.spawn(move || {
+            say.send(nix::unistd::gettid()).unwrap();
+            next(&mut other.request_inline(1, 0, b"last").unwrap())
+        });
+        let mut last = take(server);
+        let status = format!("/proc/self/task/{}/status", tid.recv().unwrap());
+        let sleeps = || {
+            let status = std::fs::read_to_string(&status).unwrap();
+            let count = shmesh_sys::procfs::field(&status, "voluntary_ctxt_switches").unwrap();
+            count.parse::<usize>().unwrap()
+        };
+        let before = sleeps();
+        let busy = scope.spawn(move || {
+            for _ in 0..ROUNDS {
+                next(&mut client.request_inline(2, 0, b"").unwrap());
+            }
+        });
+        for _ in 0..ROUNDS {
+            take(server).reply_inline(2, 0, b"").unwrap();
+        }
+        busy.join().unwrap();
+        // It falls asleep once, and looks again each second.
+        let slept = sleeps() - before;
+        assert!(slept < ROUNDS / 5, "woken {slept} times by {ROUNDS} replies to another client");
+        last.reply_inline(1, 0, b"").unwrap();
+        assert_eq!(idle.join().unwrap().0, 1);
+    });
+}
+
+#[test]
 fn requests_and_replies_of_a_dead_client_are_freed() {
     let ends = ends("requests=8 msg=64x20");
     let mut dying = ends.peer(Side::Secondary);
