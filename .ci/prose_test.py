@@ -98,7 +98,8 @@ class Prose(unittest.TestCase):
 
         self.assertEqual(twice(("a", "a/x.rs", "struct Place;"), ("a", "a/y.rs", "pub(crate) type Place = u8;")), {"Place"})
         self.assertEqual(twice(*((crate, crate + "/x.rs", "pub enum Place {}") for crate in "abc")), {"Place"})
-        self.assertEqual(twice(("a", "a/x.rs", "struct Place;"), ("b", "b/x.rs", "struct Place;")), set())
+        self.assertEqual(twice(("a", "a/x.rs", "struct Place;"), ("b", "b/x.rs", "struct Place;")), {"Place"})
+        self.assertEqual(twice(("a", "a/x.rs", "struct Link;"), ("b", "b/x.rs", "struct Link;")), set())
         self.assertEqual(twice(("a", "a/x.rs", "impl A {\n    type Item = u8;\n    type Item = u8;\n}\nenum Error {}\nenum Error {}")), set())
 
     def test_broken_links_are_found(self):

@@ -42,7 +42,7 @@ const ABANDONED_LOOKS: u32 = 40;
 
 /// The part of this instance on its node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Role {
+pub(crate) enum HandoverRole {
     /// Owner, while the predecessor still serves.
     Successor,
     /// Owner, and the only instance.
@@ -56,32 +56,32 @@ pub(crate) enum Role {
 /// The role of this instance, and the tasks that depend on it.
 #[derive(Clone, Debug)]
 pub(crate) struct Ownership {
-    role: watch::Sender<Role>,
+    role: watch::Sender<HandoverRole>,
     writers: Arc<RwLock<()>>,
     services: TaskTracker,
 }
 
 impl Ownership {
-    pub(crate) fn new(role: Role) -> Self {
+    pub(crate) fn new(role: HandoverRole) -> Self {
         Self { role: watch::Sender::new(role), writers: Arc::default(), services: TaskTracker::new() }
     }
 
     /// Subscribes to the role.
-    pub(crate) fn role(&self) -> watch::Receiver<Role> {
+    pub(crate) fn role(&self) -> watch::Receiver<HandoverRole> {
         self.role.subscribe()
     }
 
     /// Waits until this instance may write. It remains the owner until the guard is dropped.
     pub(crate) async fn write(&self) -> OwnedRwLockReadGuard<()> {
-        self.guard(|role| matches!(role, Role::Successor | Role::Owner)).await
+        self.guard(|role| matches!(role, HandoverRole::Successor | HandoverRole::Owner)).await
     }
 
     /// Waits until this instance may remove what no pod uses, which requires that no other instance serves.
     pub(crate) async fn collect(&self) -> OwnedRwLockReadGuard<()> {
-        self.guard(|role| role == Role::Owner).await
+        self.guard(|role| role == HandoverRole::Owner).await
     }
 
-    async fn guard(&self, may: impl Fn(Role) -> bool) -> OwnedRwLockReadGuard<()> {
+    async fn guard(&self, may: impl Fn(HandoverRole) -> bool) -> OwnedRwLockReadGuard<()> {
         let mut role = self.role();
         loop {
             // This value has the sender, so that waiting cannot fail.
@@ -101,7 +101,7 @@ impl Ownership {
 
 /// One of the three locks.
 #[derive(Clone, Copy, Debug)]
-enum Lock {
+enum HandoverLock {
     Owner,
     Successor,
     Predecessor,
@@ -115,12 +115,12 @@ struct Locks {
 }
 
 impl Locks {
-    fn try_lock(&self, lock: Lock) -> io::Result<Option<Locked>> {
+    fn try_lock(&self, lock: HandoverLock) -> io::Result<Option<Locked>> {
         let name = match lock {
             // The name that versions without hand-over use.
-            Lock::Owner => format!(".{}.lock", self.domain),
-            Lock::Successor => format!(".{}.successor.lock", self.domain),
-            Lock::Predecessor => format!(".{}.predecessor.lock", self.domain),
+            HandoverLock::Owner => format!(".{}.lock", self.domain),
+            HandoverLock::Successor => format!(".{}.successor.lock", self.domain),
+            HandoverLock::Predecessor => format!(".{}.predecessor.lock", self.domain),
         };
         match Locked::try_lock(open_lock_file(&self.directory.join(name), 0o600)?) {
             Ok(locked) => Ok(Some(locked)),
@@ -129,7 +129,7 @@ impl Locks {
         }
     }
 
-    fn is_held(&self, lock: Lock) -> io::Result<bool> {
+    fn is_held(&self, lock: HandoverLock) -> io::Result<bool> {
         Ok(self.try_lock(lock)?.is_none())
     }
 }
@@ -153,16 +153,16 @@ impl HandOver {
         loop {
             if successor.is_none() {
                 // One hand-over at a time.
-                successor = locks.try_lock(Lock::Successor)?;
-                if locks.is_held(Lock::Predecessor)? {
+                successor = locks.try_lock(HandoverLock::Successor)?;
+                if locks.is_held(HandoverLock::Predecessor)? {
                     successor = None;
                 }
             }
             if successor.is_some()
-                && let Some(owner) = locks.try_lock(Lock::Owner)?
+                && let Some(owner) = locks.try_lock(HandoverLock::Owner)?
             {
-                let has_predecessor = locks.is_held(Lock::Predecessor)?;
-                let role = if has_predecessor { Role::Successor } else { Role::Owner };
+                let has_predecessor = locks.is_held(HandoverLock::Predecessor)?;
+                let role = if has_predecessor { HandoverRole::Successor } else { HandoverRole::Owner };
                 let ownership = Ownership::new(role);
                 return Ok(Self { locks, owner: Some(owner), successor, predecessor: None, ownership });
             }
@@ -200,35 +200,35 @@ impl HandOver {
             sleep(POLL_INTERVAL).await;
             let role = *self.ownership.role.borrow();
             let outcome = match role {
-                Role::Successor => self.follow_predecessor(settle).await,
-                Role::Owner => self.look_for_successor().await,
-                Role::Released => self.follow_successor().await,
-                Role::Retired => self.look_for_owner(&mut abandoned),
+                HandoverRole::Successor => self.follow_predecessor(settle).await,
+                HandoverRole::Owner => self.look_for_successor().await,
+                HandoverRole::Released => self.follow_successor().await,
+                HandoverRole::Retired => self.look_for_owner(&mut abandoned),
             };
             match outcome {
                 Ok(()) => {}
-                Err(error) if role == Role::Retired => return error,
+                Err(error) if role == HandoverRole::Retired => return error,
                 Err(error) => warn!(error = format!("{error:#}"), "cannot look at the locks of the plugin"),
             }
         }
     }
 
     async fn follow_predecessor(&self, settle: Duration) -> Result<()> {
-        if !self.locks.is_held(Lock::Predecessor)? {
+        if !self.locks.is_held(HandoverLock::Predecessor)? {
             sleep(settle).await;
             info!("the previous instance of the plugin has ended its service");
-            self.ownership.role.send_replace(Role::Owner);
+            self.ownership.role.send_replace(HandoverRole::Owner);
         }
         Ok(())
     }
 
     async fn look_for_successor(&mut self) -> Result<()> {
-        if !self.locks.is_held(Lock::Successor)? {
+        if !self.locks.is_held(HandoverLock::Successor)? {
             return Ok(());
         }
-        let Some(predecessor) = self.locks.try_lock(Lock::Predecessor)? else { return Ok(()) };
+        let Some(predecessor) = self.locks.try_lock(HandoverLock::Predecessor)? else { return Ok(()) };
         self.predecessor = Some(predecessor);
-        self.ownership.role.send_replace(Role::Released);
+        self.ownership.role.send_replace(HandoverRole::Released);
         drop(self.ownership.writers.write().await);
         self.owner = None;
         info!("handed over to another instance of the plugin; serving until it is registered");
@@ -236,15 +236,15 @@ impl HandOver {
     }
 
     async fn follow_successor(&mut self) -> Result<()> {
-        let Some(successor) = self.locks.try_lock(Lock::Successor)? else { return Ok(()) };
-        if let Some(owner) = self.locks.try_lock(Lock::Owner)? {
+        let Some(successor) = self.locks.try_lock(HandoverLock::Successor)? else { return Ok(()) };
+        if let Some(owner) = self.locks.try_lock(HandoverLock::Owner)? {
             self.owner = Some(owner);
             warn!("the new instance ended during the handover; this instance continues to serve");
-            self.ownership.role.send_replace(Role::Owner);
+            self.ownership.role.send_replace(HandoverRole::Owner);
         } else {
             drop(successor);
             info!("another instance of the plugin has taken over; this one waits until it is stopped");
-            self.ownership.role.send_replace(Role::Retired);
+            self.ownership.role.send_replace(HandoverRole::Retired);
             self.ownership.services.close();
             self.ownership.services.wait().await;
         }
@@ -253,7 +253,7 @@ impl HandOver {
     }
 
     fn look_for_owner(&self, abandoned: &mut u32) -> Result<()> {
-        *abandoned = if self.locks.is_held(Lock::Owner).unwrap_or(true) { 0 } else { *abandoned + 1 };
+        *abandoned = if self.locks.is_held(HandoverLock::Owner).unwrap_or(true) { 0 } else { *abandoned + 1 };
         if *abandoned < ABANDONED_LOOKS {
             return Ok(());
         }
@@ -265,21 +265,21 @@ impl HandOver {
 mod tests {
     use super::*;
 
-    struct Instance {
+    struct PluginInstance {
         ownership: Ownership,
         served: CancellationToken,
         task: tokio::task::JoinHandle<anyhow::Error>,
     }
 
-    async fn take(directory: &Path) -> Instance {
+    async fn take(directory: &Path) -> PluginInstance {
         let taken = HandOver::take(directory, "shmesh.io", || {}).await.expect("the directory is writable");
         let (ownership, served) = (taken.ownership().clone(), CancellationToken::new());
         let task = tokio::spawn(taken.run(served.clone(), SETTLE));
-        Instance { ownership, served, task }
+        PluginInstance { ownership, served, task }
     }
 
-    impl Instance {
-        async fn becomes(&self, role: Role) {
+    impl PluginInstance {
+        async fn becomes(&self, role: HandoverRole) {
             self.ownership.role().wait_for(|now| *now == role).await.expect("it lives");
         }
 
@@ -294,20 +294,20 @@ mod tests {
     async fn instance_hands_over_and_retires_when_the_next_one_is_served() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let first = take(dir.path()).await;
-        first.becomes(Role::Owner).await;
+        first.becomes(HandoverRole::Owner).await;
         first.served.cancel();
         let service = first.ownership.service();
         let second = take(dir.path()).await;
-        assert_eq!(*first.ownership.role().borrow(), Role::Released);
-        assert_eq!(*second.ownership.role().borrow(), Role::Successor);
+        assert_eq!(*first.ownership.role().borrow(), HandoverRole::Released);
+        assert_eq!(*second.ownership.role().borrow(), HandoverRole::Successor);
         sleep(POLL_INTERVAL * 8).await;
-        assert_eq!(*first.ownership.role().borrow(), Role::Released, "the second is not served yet");
+        assert_eq!(*first.ownership.role().borrow(), HandoverRole::Released, "the second is not served yet");
         second.served.cancel();
-        first.becomes(Role::Retired).await;
+        first.becomes(HandoverRole::Retired).await;
         sleep(SETTLE * 2).await;
-        assert_eq!(*second.ownership.role().borrow(), Role::Successor, "the first still serves");
+        assert_eq!(*second.ownership.role().borrow(), HandoverRole::Successor, "the first still serves");
         drop(service);
-        second.becomes(Role::Owner).await;
+        second.becomes(HandoverRole::Owner).await;
         // The first one starts again when there is no other any more.
         second.crash().await;
         let said = first.task.await.expect("it ends");
@@ -321,18 +321,18 @@ mod tests {
         first.served.cancel();
         // The successor dies as the owner, before it is served.
         take(dir.path()).await.crash().await;
-        first.becomes(Role::Owner).await;
+        first.becomes(HandoverRole::Owner).await;
         // The predecessor dies before the successor is served, and after.
         let second = take(dir.path()).await;
         first.crash().await;
-        second.becomes(Role::Successor).await;
+        second.becomes(HandoverRole::Successor).await;
         second.served.cancel();
-        second.becomes(Role::Owner).await;
+        second.becomes(HandoverRole::Owner).await;
         let third = take(dir.path()).await;
         third.served.cancel();
-        second.becomes(Role::Retired).await;
+        second.becomes(HandoverRole::Retired).await;
         second.crash().await;
-        third.becomes(Role::Owner).await;
+        third.becomes(HandoverRole::Owner).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -357,7 +357,7 @@ mod tests {
     async fn older_version_is_waited_for_and_must_be_replaced() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let locks = Locks { directory: dir.path().to_owned(), domain: "shmesh.io".into() };
-        let old = locks.try_lock(Lock::Owner).expect("the directory is writable");
+        let old = locks.try_lock(HandoverLock::Owner).expect("the directory is writable");
         let asked = CancellationToken::new();
         let taking = HandOver::take(dir.path(), "shmesh.io", || asked.cancel());
         let mut taking = std::pin::pin!(taking);
@@ -367,6 +367,6 @@ mod tests {
         }
         drop(old);
         let taken = taking.await.expect("the directory is writable");
-        assert_eq!(*taken.ownership().role().borrow(), Role::Owner, "and it has no predecessor");
+        assert_eq!(*taken.ownership().role().borrow(), HandoverRole::Owner, "and it has no predecessor");
     }
 }

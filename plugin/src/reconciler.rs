@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::cdi::{CdiDevices, SpecFiles};
-use crate::config::{Config, FrontEnd, Limits, Override, check_reload, stamp};
+use crate::config::{Config, ConfigLimits, FrontEnd, Override, check_reload, stamp};
 use crate::devices::{self, Accelerator, DeviceInventory, NodeRoots, fake};
 use crate::events::EventType;
 use crate::health::HealthChecker;
@@ -36,7 +36,7 @@ const DEVICE_SCAN_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct ConfigSource {
     pub(crate) file: Option<PathBuf>,
     pub(crate) settings: Vec<Override>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ConfigLimits,
 }
 
 impl ConfigSource {
@@ -128,7 +128,7 @@ impl Reconciler {
                 _ => {}
             }
         }
-        let Limits { memory, numa, .. } = &self.source.limits;
+        let ConfigLimits { memory, numa, .. } = &self.source.limits;
         let accelerators = self.known.all().to_vec();
         plan(&self.config, &NodeResources { memory: *memory, numa: numa.clone(), accelerators })
     }

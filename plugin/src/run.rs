@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::args::{DrainArgs, IdentityArgs, RunArgs};
-use crate::config::{Config, FrontEnd, Limits, Registration, schema};
+use crate::config::{Config, ConfigLimits, FrontEnd, Registration, schema};
 use crate::domain::{ClaimMetrics, DomainDriver, DomainService, open_claims, set_draining};
 use crate::events::{Events, log_destination};
-use crate::handover::{HandOver, Ownership, Role, SETTLE};
+use crate::handover::{HandOver, HandoverRole, Ownership, SETTLE};
 use crate::identity::IdentityService;
 use crate::kubelet::{AllocationTimes, Mode, NodeContext, remove_stale};
 use crate::metrics::Metrics;
@@ -86,11 +86,11 @@ pub(crate) fn run(args: &RunArgs, filter: LogFilter) -> Result<(), RunError> {
     outcome
 }
 
-fn limits() -> anyhow::Result<Limits> {
+fn limits() -> anyhow::Result<ConfigLimits> {
     let page = shmesh_sys::time::page_bytes().context("cannot read the page size")?;
     let kernel = Path::new("/");
     let memory = devices::memory(kernel).context("/proc/meminfo has no MemTotal")?;
-    Ok(Limits { page, memory, numa: devices::numa(kernel) })
+    Ok(ConfigLimits { page, memory, numa: devices::numa(kernel) })
 }
 
 fn identity(config: &Config) -> Result<Option<IdentityService>, RunError> {
@@ -189,7 +189,7 @@ async fn serve(
     let ownership = hand_over.ownership().clone();
     let node = node(&config, metrics.clone(), events.clone(), ownership.clone());
     let mut role = ownership.role();
-    if !is_dra && *role.borrow_and_update() == Role::Owner {
+    if !is_dra && *role.borrow_and_update() == HandoverRole::Owner {
         remove_stale(&node.sockets, &config.domain, node.start)
             .map_err(failed("cannot remove sockets of an earlier plugin"))?;
     }
@@ -203,12 +203,12 @@ async fn serve(
             while role.changed().await.is_ok() {
                 let now = *role.borrow_and_update();
                 match now {
-                    Role::Owner if !is_dra => {
+                    HandoverRole::Owner if !is_dra => {
                         if let Err(error) = remove_stale(&sockets, &domain, start) {
                             warn!(%error, "cannot remove sockets of another instance of the plugin");
                         }
                     }
-                    Role::Retired => {
+                    HandoverRole::Retired => {
                         latch.fail("another instance of the plugin has taken over");
                         retired.cancel();
                     }

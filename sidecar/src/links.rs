@@ -46,7 +46,7 @@ pub(crate) struct KeptLink {
     /// The answer to `Attach`, and its descriptors.
     pub(crate) attached: Attached,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
-    files: Vec<NamedFile>,
+    files: Vec<LinkFile>,
 }
 
 impl KeptLink {
@@ -65,14 +65,14 @@ impl KeptLink {
 
 /// A file as it was when the link was kept.
 #[derive(Debug)]
-struct NamedFile {
+struct LinkFile {
     path: PathBuf,
     device: u64,
     inode: u64,
     len: u64,
 }
 
-impl NamedFile {
+impl LinkFile {
     fn of(path: PathBuf) -> Option<Self> {
         let found = std::fs::symlink_metadata(&path).ok()?;
         Some(Self { device: found.dev(), inode: found.ino(), len: found.len(), path })
@@ -338,7 +338,7 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<KeptLink> {
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
     let view = host.view();
     // A link whose memory has no names exists here alone, and is not given up because of a file.
-    let files = host.files().into_iter().filter_map(NamedFile::of).collect();
+    let files = host.files().into_iter().filter_map(LinkFile::of).collect();
     Ok(KeptLink { view, host, attached, fds, files })
 }
 

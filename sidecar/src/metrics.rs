@@ -25,7 +25,7 @@ struct ByReason {
 
 /// The reason why a record is missing in the audit log.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Cause {
+pub(crate) enum SuppressionCause {
     /// The account exceeded its rate limit.
     Rate,
     /// Too many records of the account are queued.
@@ -34,7 +34,7 @@ pub(crate) enum Cause {
     Writer,
 }
 
-impl Cause {
+impl SuppressionCause {
     const ALL: [Self; 3] = [Self::Rate, Self::Queue, Self::Writer];
 
     fn as_str(self) -> &'static str {
@@ -67,7 +67,7 @@ impl Metrics {
         for reason in Reason::ALL.iter().map(|reason| reason.as_str()) {
             let _ = self.refused_requests.get_or_create(&ByReason { reason });
         }
-        for cause in Cause::ALL.map(Cause::as_str) {
+        for cause in SuppressionCause::ALL.map(SuppressionCause::as_str) {
             let _ = self.audit_suppressed.get_or_create(&ByCause { cause });
         }
         let registry = registry.sub_registry_with_prefix(PREFIX);
@@ -105,7 +105,7 @@ impl Metrics {
         self.refused_requests.get_or_create(&ByReason { reason: reason.as_str() }).inc();
     }
 
-    pub(crate) fn audit_suppressed(&self, cause: Cause) {
+    pub(crate) fn audit_suppressed(&self, cause: SuppressionCause) {
         self.audit_suppressed.get_or_create(&ByCause { cause: cause.as_str() }).inc();
     }
 

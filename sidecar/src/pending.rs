@@ -9,12 +9,12 @@ use shmesh_proto::identity::PeerIdentity;
 use crate::broker::{Account, Policy, ProcessId, Reason};
 
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum ClientKey {
+enum PendingKey {
     Process(ProcessId),
     Account(Account),
 }
 
-type Counts = BTreeMap<ClientKey, usize>;
+type Counts = BTreeMap<PendingKey, usize>;
 
 /// Counts of pending clients by process and account.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub(crate) struct PendingClients(Arc<Mutex<Counts>>);
 #[derive(Debug)]
 pub(crate) struct PendingPermit {
     all: PendingClients,
-    whose: Vec<ClientKey>,
+    whose: Vec<PendingKey>,
 }
 
 impl PendingClients {
@@ -37,10 +37,10 @@ impl PendingClients {
     pub(crate) fn enter(&self, peer: &PeerIdentity) -> Result<PendingPermit, Reason> {
         let policy = Policy::default();
         let process = ProcessId::of(peer).map(|process| {
-            (ClientKey::Process(process), policy.sessions_per_process, Reason::SessionsOfProcess)
+            (PendingKey::Process(process), policy.sessions_per_process, Reason::SessionsOfProcess)
         });
         let account =
-            (ClientKey::Account(Account::of(peer)), policy.sessions_per_account, Reason::SessionsOfAccount);
+            (PendingKey::Account(Account::of(peer)), policy.sessions_per_account, Reason::SessionsOfAccount);
         let limits = || process.iter().chain([&account]);
         let mut counts = self.counts();
         if let Some((.., reason)) =

@@ -38,7 +38,7 @@ use crate::links::{LinkIndex, Links};
 use crate::metrics::{LinksMetrics, Metrics};
 use crate::pending::PendingClients;
 use crate::session::{self, ClientConnection, OUTGOING_BYTES_MAX, OUTGOING_MAX};
-use crate::shares::{Full, Share, Shares};
+use crate::shares::{Share, ShareFull, Shares};
 
 /// Maximum number of attached processes: as many as the broker knows.
 const MAX_ATTACHED: usize = 4096;
@@ -354,7 +354,7 @@ impl Acceptor {
         if let Err(full) = place {
             // Closed at once. The client may connect again later.
             self.metrics.refused_connection();
-            let reason = if full == Full::All { Reason::Sessions } else { Reason::SessionsOfUser };
+            let reason = if full == ShareFull::All { Reason::Sessions } else { Reason::SessionsOfUser };
             self.metrics.refuse_request(reason);
             self.turn_away(Op::Open, &connection, None, link, reason);
             if let Some(stubborn) = hang_up(connection) {

@@ -75,7 +75,7 @@ impl<S: Clone + Ord> Shares<S> {
 
 /// The reason why a source gets no more.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Full {
+pub(crate) enum ShareFull {
     /// The whole amount is taken.
     All,
     /// The source has its fair share.
@@ -96,10 +96,10 @@ impl<S: Clone + Ord> Share<S> {
         source: S,
         amount: usize,
         part: usize,
-    ) -> Result<Self, Full> {
+    ) -> Result<Self, ShareFull> {
         let mut shares = lock(all);
         if !shares.may_take(&source, amount, part) {
-            return Err(if shares.free() < amount { Full::All } else { Full::Source });
+            return Err(if shares.free() < amount { ShareFull::All } else { ShareFull::Source });
         }
         shares.take(&source, amount);
         drop(shares);
@@ -182,8 +182,8 @@ mod tests {
     fn share_ends_with_its_guard() {
         let all = Arc::new(Mutex::new(Shares::new(100)));
         let one = Share::take(&all, 1, 60, 1).unwrap();
-        assert_eq!(Share::take(&all, 1, 10, 1).unwrap_err(), Full::Source);
-        assert_eq!(Share::take(&all, 2, 41, 1).unwrap_err(), Full::All);
+        assert_eq!(Share::take(&all, 1, 10, 1).unwrap_err(), ShareFull::Source);
+        assert_eq!(Share::take(&all, 2, 41, 1).unwrap_err(), ShareFull::All);
         let two = Share::take(&all, 2, 40, 1).unwrap();
         drop((one, two));
         assert_eq!(lock(&all).free(), 100);

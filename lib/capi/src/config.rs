@@ -21,13 +21,13 @@ pub struct shmesh_config_t {
     _opaque: (),
 }
 
-type Links = Arc<[(&'static CStr, LinkConfig)]>;
+type ConfigLinks = Arc<[(&'static CStr, LinkConfig)]>;
 
 /// Configurations by handle. Handles are numbers that are not valid addresses and are never reused.
-static CONFIGS: Mutex<BTreeMap<usize, Links>> = Mutex::new(BTreeMap::new());
+static CONFIGS: Mutex<BTreeMap<usize, ConfigLinks>> = Mutex::new(BTreeMap::new());
 
 /// The guards of the table and of the lock against `fork`; the table is unlocked first.
-type ConfigsGuard = (MutexGuard<'static, BTreeMap<usize, Links>>, MutexGuard<'static, ()>);
+type ConfigsGuard = (MutexGuard<'static, BTreeMap<usize, ConfigLinks>>, MutexGuard<'static, ()>);
 
 fn configs() -> ConfigsGuard {
     let no_fork = no_fork();
@@ -36,7 +36,7 @@ fn configs() -> ConfigsGuard {
 }
 
 /// The links of a configuration. `None` if it was freed, or was never valid.
-pub(crate) fn links(config: *const shmesh_config_t) -> Option<Links> {
+pub(crate) fn links(config: *const shmesh_config_t) -> Option<ConfigLinks> {
     configs().0.get(&config.addr()).cloned()
 }
 

@@ -67,11 +67,11 @@ pub struct shmesh_link_t {
     _opaque: (),
 }
 
-static LINKS: HandleTable<OpenLink> = HandleTable::new();
+static LINKS: HandleTable<OpenHandle> = HandleTable::new();
 
 /// An open link and the loans and messages that borrow it.
 #[derive(Debug)]
-pub(crate) struct OpenLink {
+pub(crate) struct OpenHandle {
     /// Dropped before the link, which they borrow.
     pub(crate) borrows: Borrows,
     link: LinkBox,
@@ -90,10 +90,10 @@ impl Drop for LinkBox {
 
 // SAFETY: a link is Send. Its loans and messages, which borrow it, are here and move with it; the table gives all of them to
 // one thread at a time.
-unsafe impl Send for OpenLink {}
+unsafe impl Send for OpenHandle {}
 
 /// Exclusive access of the calling thread to an open link, until dropped.
-pub(crate) struct LinkGuard(handles::HandleGuard<'static, OpenLink>);
+pub(crate) struct LinkGuard(handles::HandleGuard<'static, OpenHandle>);
 
 impl LinkGuard {
     #[inline(always)]
@@ -104,7 +104,7 @@ impl LinkGuard {
         }
     }
 
-    /// The link, valid while the handle is open. Its loans and messages are in [`OpenLink::borrows`], which is dropped first.
+    /// The link, valid while the handle is open. Its loans and messages are in [`OpenHandle::borrows`], which is dropped first.
     #[inline(always)]
     pub(crate) fn link(&self) -> &'static Link {
         // SAFETY: closing drops what was borrowed from the link before the link, and this thread alone has entered the handle.
@@ -153,7 +153,7 @@ fn side_of(side: c_int) -> Result<Side, CallError> {
 fn opened(link: Link) -> Result<*mut shmesh_link_t, CallError> {
     let name = interned(link.name());
     let link = LinkBox(NonNull::from(Box::leak(Box::new(link))));
-    let handle = LINKS.insert(name, OpenLink { borrows: Borrows::new(), link });
+    let handle = LINKS.insert(name, OpenHandle { borrows: Borrows::new(), link });
     handle.map(<*mut ()>::cast).map_err(|_| {
         let text = "this process has a million open link handles; close some with shmesh_link_close";
         CallError(SHMESH_ERROR_NO_SPACE, text.into())

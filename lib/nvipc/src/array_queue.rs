@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use crate::layout::{QUEUE_WORDS, queue_bytes};
 use crate::memory::Memory;
-use crate::queue::Queue;
+use crate::queue::IndexQueue;
 
 /// Maximum length of a queue: indices are signed 32-bit words.
 const LEN_MAX: u32 = 1 << 24;
@@ -26,7 +26,7 @@ const LEN_MAX: u32 = 1 << 24;
 /// assert_eq!((queue.dequeue(), queue.dequeue(), queue.dequeue()), (Some(5), Some(2), None));
 /// ```
 #[derive(Debug)]
-pub struct ArrayQueue(Queue);
+pub struct ArrayQueue(IndexQueue);
 
 impl ArrayQueue {
     /// Size of a queue of this length in bytes.
@@ -49,7 +49,7 @@ impl ArrayQueue {
         }
         // SAFETY: the caller guarantees that the memory is valid for this long.
         let memory = unsafe { Memory::lent(NonNull::new(start)?, Self::bytes(len)) };
-        memory.words(0, QUEUE_WORDS + len as usize).map(Queue::new).map(Self)
+        memory.words(0, QUEUE_WORDS + len as usize).map(IndexQueue::new).map(Self)
     }
 
     /// Maximum number of values that it can hold.

@@ -63,7 +63,7 @@ impl PeerProcess {
 
 /// The process at the other end.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct ExchangePeer {
     process: PeerProcess,
     connection: OwnedFd,
     /// Nothing more will arrive on the connection.
@@ -76,7 +76,7 @@ pub(crate) struct Peer {
     full: AtomicBool,
 }
 
-impl Peer {
+impl ExchangePeer {
     fn new(process: PeerProcess, connection: OwnedFd, eventfd: OwnedFd) -> Self {
         let [hung_up, full] = [(); 2].map(|()| AtomicBool::new(false));
         Self { process, connection, hung_up, eventfd, posting: AtomicU32::new(0), full }
@@ -116,7 +116,7 @@ impl Peer {
     }
 
     /// Whether the caller is the process of this peer.
-    pub(crate) fn is(&self, other: &Caller) -> bool {
+    pub(crate) fn is(&self, other: &ConnectingPeer) -> bool {
         self.process.is(&other.process)
     }
 
@@ -163,13 +163,13 @@ impl Peer {
 
 /// A process that has connected and has not completed the handshake.
 #[derive(Debug)]
-pub(crate) struct Caller {
+pub(crate) struct ConnectingPeer {
     connection: OwnedFd,
     process: PeerProcess,
     since: Instant,
 }
 
-impl Caller {
+impl ConnectingPeer {
     fn of(connection: OwnedFd) -> Self {
         Self { process: PeerProcess::of(&connection), connection, since: Instant::now() }
     }
@@ -203,15 +203,15 @@ impl Caller {
     }
 
     /// Sends our eventfd and receives the peer's.
-    pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<Peer> {
+    pub(crate) fn exchange(self, ours: &OwnedFd) -> io::Result<ExchangePeer> {
         // Two bytes, for "nothing" and "success" of NVIPC's protocol, and the descriptor as ancillary data.
         socket::send(&self.connection, &[0, 0], &[ours.as_fd()])?;
         let eventfd = receive_eventfd(&self.connection)?;
-        Ok(Peer::new(self.process, self.connection, eventfd))
+        Ok(ExchangePeer::new(self.process, self.connection, eventfd))
     }
 }
 
-impl AsFd for Caller {
+impl AsFd for ConnectingPeer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
@@ -252,13 +252,13 @@ pub(crate) fn meet(
     ours: &OwnedFd,
     patience: Option<Duration>,
     report: Option<WaitReport>,
-) -> Result<Peer> {
+) -> Result<ExchangePeer> {
     let start = Instant::now();
     let mut reported = start;
     loop {
         let left = patience.map_or(EXCHANGE_LIMIT, |patience| patience.saturating_sub(start.elapsed()));
         let met = socket::connect_stream(path, left.clamp(LIMIT_MIN, EXCHANGE_LIMIT))
-            .and_then(|connection| Caller::of(connection).exchange(ours));
+            .and_then(|connection| ConnectingPeer::of(connection).exchange(ours));
         let error = match met {
             Ok(peer) => return Ok(peer),
             Err(error) => error,
@@ -310,16 +310,16 @@ mod tests {
 
     use super::*;
 
-    fn peer() -> (Peer, OwnedFd) {
+    fn peer() -> (ExchangePeer, OwnedFd) {
         let (peer, _other, eventfd) = connected();
         (peer, eventfd)
     }
 
-    fn connected() -> (Peer, OwnedFd, OwnedFd) {
+    fn connected() -> (ExchangePeer, OwnedFd, OwnedFd) {
         let (connection, other) = std::os::unix::net::UnixStream::pair().unwrap();
         let (connection, eventfd) = (OwnedFd::from(connection), eventfd::blocking().unwrap());
         let ours = eventfd.try_clone().unwrap();
-        (Peer::new(PeerProcess::of(&connection), connection, ours), other.into(), eventfd)
+        (ExchangePeer::new(PeerProcess::of(&connection), connection, ours), other.into(), eventfd)
     }
 
     #[test]

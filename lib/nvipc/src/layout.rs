@@ -96,9 +96,9 @@ pub(crate) const SEMAPHORE: [u32; 8] = [0, 0, 128, 0, 0, 0, 0, 0];
 
 /// The file names of one prefix.
 #[derive(Clone, Debug)]
-pub(crate) struct Names(String);
+pub(crate) struct SegmentNames(String);
 
-impl Names {
+impl SegmentNames {
     /// Checks that the prefix is valid in a file name.
     pub(crate) fn new(prefix: &str) -> Result<Self> {
         let bad = prefix.is_empty()
@@ -301,9 +301,9 @@ mod tests {
     #[test]
     fn prefixes_outside_the_directory_are_refused() {
         for prefix in ["", "a/b", "../a", ".hidden", "a\0b", &"x".repeat(32)] {
-            assert!(Names::new(prefix).is_err(), "{prefix:?}");
+            assert!(SegmentNames::new(prefix).is_err(), "{prefix:?}");
         }
-        assert_eq!(Names::new(&"x".repeat(31)).unwrap().server().len(), 31 + 15);
+        assert_eq!(SegmentNames::new(&"x".repeat(31)).unwrap().server().len(), 31 + 15);
     }
 
     proptest::proptest! {

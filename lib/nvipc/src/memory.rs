@@ -92,9 +92,9 @@ impl Memory {
     }
 
     /// Returns a window of `count` words at `offset`, or `None` if they do not fit or are not aligned.
-    pub(crate) fn words<W: Word>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Words<W>> {
+    pub(crate) fn words<W: Word>(self: &Arc<Self>, offset: usize, count: usize) -> Option<WordArray<W>> {
         let first = self.payload(offset, count.checked_mul(size_of::<W>())?)?.cast::<W>();
-        first.is_aligned().then(|| Words { first, count, memory: Arc::clone(self) })
+        first.is_aligned().then(|| WordArray { first, count, memory: Arc::clone(self) })
     }
 }
 
@@ -110,13 +110,13 @@ unsafe impl Word for AtomicU32 {}
 
 /// A checked window of words that keeps its memory alive. Dereferences to a slice.
 #[derive(Debug)]
-pub(crate) struct Words<W> {
+pub(crate) struct WordArray<W> {
     first: NonNull<W>,
     count: usize,
     memory: Arc<Memory>,
 }
 
-impl<W> Words<W> {
+impl<W> WordArray<W> {
     /// The memory that this window is in.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
@@ -124,11 +124,11 @@ impl<W> Words<W> {
 }
 
 // SAFETY: a window is a shared reference to atomics and an `Arc` of their owner.
-unsafe impl<W: Word> Send for Words<W> {}
+unsafe impl<W: Word> Send for WordArray<W> {}
 // SAFETY: as above.
-unsafe impl<W: Word> Sync for Words<W> {}
+unsafe impl<W: Word> Sync for WordArray<W> {}
 
-impl<W: Word> Deref for Words<W> {
+impl<W: Word> Deref for WordArray<W> {
     type Target = [W];
 
     #[inline]

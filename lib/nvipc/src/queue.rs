@@ -9,12 +9,12 @@
 //! an error.
 //!
 //! A process that dies between two steps leaves a value that is in no queue, or a value that its queue counts as present.
-//! [`values`](Queue::values) and [`refill`](Queue::refill) repair that; no other thread may use the queue meanwhile.
+//! [`values`](IndexQueue::values) and [`refill`](IndexQueue::refill) repair that; no other thread may use the queue meanwhile.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::layout::QUEUE_WORDS;
-use crate::memory::{AtomicU64, Words};
+use crate::memory::{AtomicU64, WordArray};
 
 const HEAD: usize = 0;
 const TAIL: usize = 1;
@@ -27,7 +27,7 @@ const ROUNDS_MAX: u32 = 1 << 16;
 
 /// The queue is in a state that no correct user produces.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Wild;
+pub(crate) struct WildIndex;
 
 /// The reason why `enqueue` failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -39,13 +39,13 @@ pub(crate) enum EnqueueError {
 
 /// One word of a queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Node {
+struct QueueNode {
     /// `None` is NVIPC's NULL, which is any negative index.
     next: Option<u32>,
     counter: u32,
 }
 
-impl Node {
+impl QueueNode {
     const EMPTY: Self = Self { next: None, counter: 0 };
 
     fn of(word: u64) -> Self {
@@ -70,13 +70,13 @@ impl Node {
 
 /// A FIFO of the values below its length, each at most once.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    words: Words<AtomicU64>,
+pub(crate) struct IndexQueue {
+    words: WordArray<AtomicU64>,
 }
 
-impl Queue {
+impl IndexQueue {
     /// Creates a queue over its words: control words and slots.
-    pub(crate) fn new(words: Words<AtomicU64>) -> Self {
+    pub(crate) fn new(words: WordArray<AtomicU64>) -> Self {
         debug_assert!(words.len() >= QUEUE_WORDS);
         Self { words }
     }
@@ -94,23 +94,23 @@ impl Queue {
     }
 
     #[inline]
-    fn slot(&self, value: u32) -> Result<&AtomicU64, Wild> {
-        self.words.get(QUEUE_WORDS + value as usize).ok_or(Wild)
+    fn slot(&self, value: u32) -> Result<&AtomicU64, WildIndex> {
+        self.words.get(QUEUE_WORDS + value as usize).ok_or(WildIndex)
     }
 
     #[inline]
-    fn load(word: &AtomicU64) -> Node {
-        Node::of(word.load(Acquire))
+    fn load(word: &AtomicU64) -> QueueNode {
+        QueueNode::of(word.load(Acquire))
     }
 
     #[inline]
-    fn exchange(word: &AtomicU64, old: Node, new: Node) -> bool {
+    fn exchange(word: &AtomicU64, old: QueueNode, new: QueueNode) -> bool {
         word.compare_exchange(old.word(), new.word(), AcqRel, Relaxed).is_ok()
     }
 
     /// Appends `value` at the end.
     pub(crate) fn enqueue(&self, value: u32) -> Result<(), EnqueueError> {
-        let slot = self.slot(value).map_err(|Wild| EnqueueError::Wild)?;
+        let slot = self.slot(value).map_err(|WildIndex| EnqueueError::Wild)?;
         let before = Self::load(slot);
         if before.next.is_some() {
             return Err(EnqueueError::AlreadyQueued);
@@ -120,7 +120,7 @@ impl Queue {
                 self.words[ENQUEUED].fetch_add(1, Relaxed);
                 Ok(())
             }
-            Err(Wild) => {
+            Err(WildIndex) => {
                 // The value was never linked, and must not look queued.
                 slot.store(before.word(), Release);
                 Err(EnqueueError::Wild)
@@ -128,7 +128,7 @@ impl Queue {
         }
     }
 
-    fn link(&self, value: u32, slot: &AtomicU64) -> Result<(), Wild> {
+    fn link(&self, value: u32, slot: &AtomicU64) -> Result<(), WildIndex> {
         let (head, tail) = (&self.words[HEAD], &self.words[TAIL]);
         for _ in 0..ROUNDS_MAX {
             let last = Self::load(tail);
@@ -142,7 +142,7 @@ impl Queue {
             }
             if there == last {
                 if last.next == Some(value) {
-                    return Err(Wild);
+                    return Err(WildIndex);
                 }
                 let new = last.then(Some(value));
                 slot.store(new.word(), Release);
@@ -160,10 +160,10 @@ impl Queue {
                 }
                 Self::exchange(tail, last, last.then(there.next));
             } else {
-                return Err(Wild);
+                return Err(WildIndex);
             }
         }
-        Err(Wild)
+        Err(WildIndex)
     }
 
     /// Whether there was no value at some time during this call. Writes nothing. `false` may also mean that other threads
@@ -177,7 +177,7 @@ impl Queue {
     }
 
     /// Takes the first value, or returns `None` if the queue is empty.
-    pub(crate) fn dequeue(&self) -> Result<Option<u32>, Wild> {
+    pub(crate) fn dequeue(&self) -> Result<Option<u32>, WildIndex> {
         let (head, tail) = (&self.words[HEAD], &self.words[TAIL]);
         for _ in 0..ROUNDS_MAX {
             let first = Self::load(head);
@@ -198,7 +198,7 @@ impl Queue {
             if last.next.is_none() && first.is_one_after(last) {
                 Self::exchange(tail, last, last.then(Some(value)));
             }
-            let cleared = Node { next: None, counter: after.counter.wrapping_add(1) };
+            let cleared = QueueNode { next: None, counter: after.counter.wrapping_add(1) };
             if next == value && after.counter == first.counter {
                 // The only value: `head` stays, and the next enqueue repairs it.
                 if Self::exchange(slot, after, cleared) {
@@ -212,10 +212,10 @@ impl Queue {
                     return Ok(Some(value));
                 }
             } else {
-                return Err(Wild);
+                return Err(WildIndex);
             }
         }
-        Err(Wild)
+        Err(WildIndex)
     }
 
     /// The values, first to last, each once, as far as the links can be followed. Other threads may change the queue
@@ -240,9 +240,9 @@ impl Queue {
     /// Makes the queue hold exactly `values`. No other thread may use it meanwhile.
     pub(crate) fn refill(&self, values: impl IntoIterator<Item = u32>) {
         for word in &self.words[QUEUE_WORDS..] {
-            word.store(Node::EMPTY.word(), Relaxed);
+            word.store(QueueNode::EMPTY.word(), Relaxed);
         }
-        for (word, to) in self.words.iter().zip([Node::EMPTY.word(), Node::EMPTY.word(), 0, 0]) {
+        for (word, to) in self.words.iter().zip([QueueNode::EMPTY.word(), QueueNode::EMPTY.word(), 0, 0]) {
             word.store(to, Release);
         }
         for value in values {
@@ -263,9 +263,9 @@ mod tests {
     use crate::layout::queue_bytes;
     use crate::memory::Memory;
 
-    fn queue(len: usize) -> (Arc<Memory>, Queue) {
+    fn queue(len: usize) -> (Arc<Memory>, IndexQueue) {
         let memory = Memory::heap(queue_bytes(len));
-        let queue = Queue::new(memory.words(0, QUEUE_WORDS + len).unwrap());
+        let queue = IndexQueue::new(memory.words(0, QUEUE_WORDS + len).unwrap());
         queue.refill([]);
         (memory, queue)
     }

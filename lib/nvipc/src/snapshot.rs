@@ -8,11 +8,11 @@ use shmesh::config::{PoolConfig, PoolId};
 use shmesh_sys::{file, socket};
 
 use crate::layout::{
-    CONFIG_AT, CONFIG_BYTES, INFO_CELL_ID, INFO_DATA_LEN, INFO_MSG_ID, INFO_MSG_LEN, INFO_WORDS, Names,
-    PoolShapes, QUEUE_WORDS, infos_at, queue_bytes,
+    CONFIG_AT, CONFIG_BYTES, INFO_CELL_ID, INFO_DATA_LEN, INFO_MSG_ID, INFO_MSG_LEN, INFO_WORDS, PoolShapes,
+    QUEUE_WORDS, SegmentNames, infos_at, queue_bytes,
 };
 use crate::memory::{AtomicU32, Memory};
-use crate::queue::Queue;
+use crate::queue::IndexQueue;
 use crate::{Error, Result};
 
 /// A message in a ring, as its descriptor says.
@@ -65,7 +65,7 @@ impl LinkSnapshot {
     /// [`Version`](Error::Version), [`Damaged`](Error::Damaged), [`Truncated`](Error::Truncated), [`Prefix`](Error::Prefix),
     /// [`System`](Error::System).
     pub fn open(dir: &Path, prefix: &str) -> Result<Option<Self>> {
-        let names = Names::new(prefix)?;
+        let names = SegmentNames::new(prefix)?;
         if !dir.join(names.of("debug")).is_file() {
             return Ok(None);
         }
@@ -111,8 +111,8 @@ fn short(what: &str) -> Error {
     Error::Damaged { what: what.to_owned(), why: "its parts do not fit" }
 }
 
-fn queue(memory: &Arc<Memory>, at: usize, len: usize) -> Option<Queue> {
-    memory.words(at, QUEUE_WORDS + len).map(Queue::new)
+fn queue(memory: &Arc<Memory>, at: usize, len: usize) -> Option<IndexQueue> {
+    memory.words(at, QUEUE_WORDS + len).map(IndexQueue::new)
 }
 
 fn map(dir: &Path, name: &str) -> Result<Arc<Memory>> {

@@ -30,7 +30,7 @@ pub(crate) enum Use {
 
 /// One mapping of this process.
 #[derive(Clone, Copy)]
-pub(crate) struct Attachment {
+pub(crate) struct ShmAttachment {
     pub(crate) purpose: Use,
     pub(crate) device: u64,
     pub(crate) inode: u64,
@@ -42,32 +42,32 @@ pub(crate) struct Attachment {
     pub(crate) count: usize,
 }
 
-impl Attachment {
+impl ShmAttachment {
     pub(crate) const NONE: Self =
         Self { purpose: Use::Vacant, device: 0, inode: 0, start: 0, len: 0, process: 0, count: 0 };
 }
 
 /// All mappings of this process.
-pub(crate) struct Table {
-    places: [Attachment; MAX_ATTACHMENTS],
+pub(crate) struct AttachmentTable {
+    places: [ShmAttachment; MAX_ATTACHMENTS],
     /// Places that were ever used, so that short tables are searched quickly.
     used: usize,
 }
 
-impl Table {
-    pub(crate) fn find(&mut self, is_it: impl Fn(&Attachment) -> bool) -> Option<&mut Attachment> {
+impl AttachmentTable {
+    pub(crate) fn find(&mut self, is_it: impl Fn(&ShmAttachment) -> bool) -> Option<&mut ShmAttachment> {
         self.all().find(|place| place.purpose != Use::Vacant && is_it(place))
     }
 
     /// A place for a new mapping; `None`: all are taken.
-    pub(crate) fn vacant(&mut self) -> Option<&mut Attachment> {
+    pub(crate) fn vacant(&mut self) -> Option<&mut ShmAttachment> {
         if self.all().all(|place| place.purpose != Use::Vacant) {
             self.used = self.used.saturating_add(1);
         }
         self.all().find(|place| place.purpose == Use::Vacant)
     }
 
-    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Attachment> {
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut ShmAttachment> {
         self.places.iter_mut().take(self.used)
     }
 }
@@ -76,7 +76,7 @@ impl Table {
 pub(crate) struct Attachments {
     /// The process that has the lock; 0 if none has. In a forked child it may be the parent, one of whose threads had it.
     owner: AtomicI32,
-    table: UnsafeCell<Table>,
+    table: UnsafeCell<AttachmentTable>,
 }
 
 // SAFETY: the table is used by the thread that has the lock only.
@@ -84,12 +84,12 @@ unsafe impl Sync for Attachments {}
 
 pub(crate) static ATTACHMENTS: Attachments = Attachments {
     owner: AtomicI32::new(0),
-    table: UnsafeCell::new(Table { places: [Attachment::NONE; MAX_ATTACHMENTS], used: 0 }),
+    table: UnsafeCell::new(AttachmentTable { places: [ShmAttachment::NONE; MAX_ATTACHMENTS], used: 0 }),
 };
 
 impl Attachments {
     /// Calls `with` while no other thread has the table. It must not call this again.
-    pub(crate) fn with<T>(&self, with: impl FnOnce(&mut Table) -> T) -> T {
+    pub(crate) fn with<T>(&self, with: impl FnOnce(&mut AttachmentTable) -> T) -> T {
         let us = sys::pid();
         loop {
             match self.owner.compare_exchange(0, us, Ordering::Acquire, Ordering::Relaxed) {

@@ -20,8 +20,8 @@ use crate::open::{Creation, changed_mode, take_if_here};
 use crate::path::Text;
 use crate::real::{self, Function};
 use crate::semaphores::{self, SEMAPHORE_BYTES};
-use crate::settings::{self, Settings, settings};
-use crate::sys::{self, Answer, Fd};
+use crate::settings::{self, PosixSettings, settings};
+use crate::sys::{self, CallResult, Fd};
 use crate::sysv;
 
 /// The greatest length of the name of shared memory, less one, as in the C library.
@@ -78,7 +78,7 @@ macro_rules! pass {
 }
 
 /// Sets `errno` to the error, or back to what it was.
-fn finish<T>(before: c_int, result: Answer<T>, failed: T) -> T {
+fn finish<T>(before: c_int, result: CallResult<T>, failed: T) -> T {
     match result {
         Ok(value) => {
             sys::set_errno(before);
@@ -100,7 +100,7 @@ unsafe fn text<'t>(pointer: *const c_char) -> Option<&'t CStr> {
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) })
 }
 
-fn nothing(_: &Fd) -> Answer<()> {
+fn nothing(_: &Fd) -> CallResult<()> {
     Ok(())
 }
 
@@ -428,11 +428,11 @@ unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut c_v
 /// # Safety
 /// As [`text`].
 unsafe fn named<'p>(
-    settings: &Settings,
+    settings: &PosixSettings,
     name: *const c_char,
     kind: &[u8],
     path: &'p mut Text,
-) -> Option<(Answer<&'p CStr>, bool)> {
+) -> Option<(CallResult<&'p CStr>, bool)> {
     // SAFETY: the caller's promise.
     let mut name = unsafe { text(name) }?.to_bytes();
     while let Some(rest) = name.strip_prefix(b"/") {
@@ -618,18 +618,18 @@ unsafe extern "C" fn shmctl(id: c_int, command: c_int, buffer: *mut c_void) -> c
     let Some(settings) = settings() else {
         return pass!(before, real::SHMCTL, Shmctl, (id, command, buffer), -1);
     };
-    let result = sysv::Command::of(command).and_then(|command| {
+    let result = sysv::ShmctlCommand::of(command).and_then(|command| {
         if command.has_buffer() && buffer.is_null() {
             return Err(libc::EFAULT);
         }
         match command {
-            sysv::Command::Remove => sysv::remove(settings, id).map(|()| 0),
-            sysv::Command::Set => {
+            sysv::ShmctlCommand::Remove => sysv::remove(settings, id).map(|()| 0),
+            sysv::ShmctlCommand::Set => {
                 // SAFETY: the program passes a `struct shmid_ds` with this command.
                 let wanted = unsafe { buffer.cast::<libc::shmid_ds>().read() };
                 sysv::set(settings, id, &wanted).map(|()| 0)
             }
-            sysv::Command::Stat { by_index } => {
+            sysv::ShmctlCommand::Stat { by_index } => {
                 let (id, state) = sysv::state(settings, id, by_index)?;
                 // SAFETY: all zeroes are a value of this plain structure.
                 let mut answer = unsafe { MaybeUninit::<libc::shmid_ds>::zeroed().assume_init() };
@@ -638,12 +638,12 @@ unsafe extern "C" fn shmctl(id: c_int, command: c_int, buffer: *mut c_void) -> c
                 unsafe { buffer.cast::<libc::shmid_ds>().write(answer) };
                 Ok(if by_index { id } else { 0 })
             }
-            sysv::Command::Limits => {
+            sysv::ShmctlCommand::Limits => {
                 // SAFETY: the program passes a `struct shminfo` with this command.
                 unsafe { buffer.cast::<sysv::SegmentLimits>().write(sysv::SegmentLimits::of(settings)) };
                 Ok(sysv::sums(settings).highest_index())
             }
-            sysv::Command::Sums => {
+            sysv::ShmctlCommand::Sums => {
                 let sums = sysv::sums(settings);
                 // SAFETY: the program passes a `struct shm_info` with this command.
                 unsafe { buffer.cast::<sysv::SegmentSums>().write(sums) };

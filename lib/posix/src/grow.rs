@@ -5,14 +5,14 @@ use std::ffi::c_int;
 use shmesh_sys::lease::is_marked;
 
 use crate::path::Text;
-use crate::settings::Settings;
-use crate::sys::{self, Answer};
+use crate::settings::PosixSettings;
+use crate::sys::{self, CallResult};
 
 /// Growth for which the memory limit of the container is read: smaller ones must be cheap.
 const LARGE: u64 = 1 << 20;
 
 /// Sets the size of a file of the IPC directory, if that makes it larger. `None`: the C library's function does it.
-pub(crate) fn grow(settings: &Settings, fd: c_int, len: i64) -> Option<Answer<()>> {
+pub(crate) fn grow(settings: &PosixSettings, fd: c_int, len: i64) -> Option<CallResult<()>> {
     let found = sys::fstat(fd).ok()?;
     let is_regular = found.st_mode & libc::S_IFMT == libc::S_IFREG;
     // A sparse file elsewhere is what its program wants; so is one on a disk, which is no memory.
@@ -28,13 +28,13 @@ pub(crate) fn grow(settings: &Settings, fd: c_int, len: i64) -> Option<Answer<()
 }
 
 /// Whether an open file is one of the IPC directory, and not only of its file system.
-fn is_here(settings: &Settings, fd: c_int, found: &libc::stat) -> bool {
+fn is_here(settings: &PosixSettings, fd: c_int, found: &libc::stat) -> bool {
     let is_below = || sys::path_of(fd).is_ok_and(|path| settings.has_below(path.as_bytes()));
     found.st_dev == settings.device && (is_marked(found.st_mode) || is_below())
 }
 
 /// Reserves the bytes of a file from its size to a larger one.
-pub(crate) fn reserve(settings: &Settings, fd: c_int, from: i64, to: i64) -> Answer<()> {
+pub(crate) fn reserve(settings: &PosixSettings, fd: c_int, from: i64, to: i64) -> CallResult<()> {
     let growth = to.saturating_sub(from);
     let page = sys::page_bytes();
     let bytes = growth.cast_unsigned().div_ceil(page).saturating_mul(page);
@@ -48,7 +48,7 @@ pub(crate) fn reserve(settings: &Settings, fd: c_int, from: i64, to: i64) -> Ans
 }
 
 /// Whether the files of the IPC directory and so many more bytes are above the limit.
-fn is_over_limit(settings: &Settings, more: u64) -> bool {
+fn is_over_limit(settings: &PosixSettings, more: u64) -> bool {
     let Some(limit) = settings.limit else { return false };
     if more > limit {
         return true;

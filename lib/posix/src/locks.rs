@@ -5,11 +5,11 @@ use std::ffi::c_int;
 
 use shmesh_sys::lease::{BYTES, is_marked};
 
-use crate::settings::Settings;
+use crate::settings::PosixSettings;
 use crate::sys;
 
 /// The range of a lock that leaves out the bytes of leases; `None` if it does not reach them, or the file has none.
-pub(crate) fn shortened(settings: &Settings, fd: c_int, lock: &libc::flock) -> Option<libc::flock> {
+pub(crate) fn shortened(settings: &PosixSettings, fd: c_int, lock: &libc::flock) -> Option<libc::flock> {
     let end = BYTES.start.cast_signed();
     // The common case costs no system call.
     let begins_early = lock.l_start < end;
@@ -32,7 +32,7 @@ pub(crate) fn shortened(settings: &Settings, fd: c_int, lock: &libc::flock) -> O
 }
 
 /// The length of a `lockf` to the end of the file, from where the descriptor is.
-pub(crate) fn length_of_lockf(settings: &Settings, fd: c_int, len: i64) -> i64 {
+pub(crate) fn length_of_lockf(settings: &PosixSettings, fd: c_int, len: i64) -> i64 {
     if len != 0 {
         return len;
     }

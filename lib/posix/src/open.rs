@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use shmesh_sys::lease::{self, BYTES, EXECUTE, MARK, PATIENCE, PAUSE, is_marked, marked};
 
 use crate::path::{Text, split};
-use crate::settings::Settings;
-use crate::sys::{self, Answer, Fd};
+use crate::settings::PosixSettings;
+use crate::sys::{self, CallResult, Fd};
 
 /// The owner may write: otherwise no collector can open the file.
 const OWNER_WRITES: u32 = 0o200;
@@ -55,17 +55,17 @@ pub(crate) struct Creation<'c> {
     /// Whether it is marked: memory, and not a file for a later reader.
     pub(crate) is_marked: bool,
     /// Fills the file before it has its name.
-    pub(crate) fill: &'c dyn Fn(&Fd) -> Answer<()>,
+    pub(crate) fill: &'c dyn Fn(&Fd) -> CallResult<()>,
 }
 
 /// Opens or creates a file as `open(2)` does. `None`: the name is a link that leads nowhere, which the C library follows; never with
 /// `O_NOFOLLOW`.
 pub(crate) fn open(
-    settings: &Settings,
+    settings: &PosixSettings,
     path: &CStr,
     flags: c_int,
     creation: &Creation,
-) -> Option<Answer<Fd>> {
+) -> Option<CallResult<Fd>> {
     let (creates, is_exclusive) = (flags & libc::O_CREAT != 0, flags & libc::O_EXCL != 0);
     let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
     let mut rounds = Rounds::new();
@@ -112,7 +112,7 @@ fn dir_of(path: &CStr) -> Text {
 }
 
 /// Opens an existing file, with a lease if it is marked. `None`: a collector was faster, or is about to be.
-pub(crate) fn open_existing(path: &CStr, flags: c_int) -> Answer<Option<Fd>> {
+pub(crate) fn open_existing(path: &CStr, flags: c_int) -> CallResult<Option<Fd>> {
     let fd = sys::open(path, flags, 0)?;
     let Ok(found) = sys::fstat(fd.raw()) else { return Ok(Some(fd)) };
     if !is_marked(found.st_mode) {
@@ -134,7 +134,7 @@ pub(crate) fn open_existing(path: &CStr, flags: c_int) -> Answer<Option<Fd>> {
 
 /// Takes a lease for a file that the C library has opened, if it is a marked one of the IPC directory: a path may lead there in ways
 /// that are not seen in it. `false`: a collector has removed the file meanwhile.
-pub(crate) fn take_if_here(settings: &Settings, fd: c_int) -> bool {
+pub(crate) fn take_if_here(settings: &PosixSettings, fd: c_int) -> bool {
     let mut rounds = Rounds::new();
     loop {
         let Ok(found) = sys::fstat(fd) else { return true };
@@ -166,7 +166,7 @@ fn take(fd: c_int) -> bool {
 
 /// Makes a file under a name of its own, gives it mode, content and lease, and then the name that the program asks for. So no
 /// other process sees it before it is complete, and a process that is killed on the way leaves a stale file.
-fn create(settings: &Settings, path: &CStr, flags: c_int, creation: &Creation) -> Answer<Fd> {
+fn create(settings: &PosixSettings, path: &CStr, flags: c_int, creation: &Creation) -> CallResult<Fd> {
     let (dir, _) = split(path.to_bytes()).ok_or(libc::ENOENT)?;
     // Marked meanwhile in any case, so that it is stale if this process is killed.
     let mode = if creation.is_marked { marked(creation.mode) } else { creation.mode & 0o777 | MARK };
@@ -182,7 +182,7 @@ fn create(settings: &Settings, path: &CStr, flags: c_int, creation: &Creation) -
 }
 
 /// Gives a complete file the name that the program asks for, unless that is taken (`EEXIST`).
-fn give_name(made: &CStr, path: &CStr) -> Answer<()> {
+fn give_name(made: &CStr, path: &CStr) -> CallResult<()> {
     match sys::rename_new(made, path) {
         // Not on this file system, or not in this sandbox.
         Err(libc::EINVAL | libc::ENOSYS | libc::EPERM) => {
@@ -193,7 +193,7 @@ fn give_name(made: &CStr, path: &CStr) -> Answer<()> {
     }
 }
 
-fn create_aside(dir: &[u8], flags: c_int, mode: u32) -> Answer<(Fd, Text)> {
+fn create_aside(dir: &[u8], flags: c_int, mode: u32) -> CallResult<(Fd, Text)> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let flags = flags & !(libc::O_TRUNC | libc::O_NOFOLLOW) | libc::O_CREAT | libc::O_EXCL;
     loop {
@@ -212,7 +212,7 @@ fn create_aside(dir: &[u8], flags: c_int, mode: u32) -> Answer<(Fd, Text)> {
     }
 }
 
-fn complete(settings: &Settings, fd: &Fd, creation: &Creation) -> Answer<()> {
+fn complete(settings: &PosixSettings, fd: &Fd, creation: &Creation) -> CallResult<()> {
     let made = sys::fstat(fd.raw())?;
     // The requested bits that the umask has left.
     let asked = made.st_mode & creation.mode & 0o777;
@@ -228,13 +228,18 @@ fn complete(settings: &Settings, fd: &Fd, creation: &Creation) -> Answer<()> {
 }
 
 /// The permission bits with the owner's for the group too, if that is the group of the IPC directory.
-pub(crate) fn with_group(settings: &Settings, file: &libc::stat, mode: u32) -> u32 {
+pub(crate) fn with_group(settings: &PosixSettings, file: &libc::stat, mode: u32) -> u32 {
     if file.st_gid == settings.group { mode | (mode & 0o600) >> 3 } else { mode }
 }
 
 /// The permission bits for a `chmod` of a program: in the IPC directory with the owner's bits for the group, and still marked if the file was and can be.
 /// A file whose path is not known is one of the directory if it is marked.
-pub(crate) fn changed_mode(settings: &Settings, file: &libc::stat, mode: u32, is_below: bool) -> Option<u32> {
+pub(crate) fn changed_mode(
+    settings: &PosixSettings,
+    file: &libc::stat,
+    mode: u32,
+    is_below: bool,
+) -> Option<u32> {
     let was_marked = is_marked(file.st_mode);
     let is_here = file.st_dev == settings.device && file.st_mode & libc::S_IFMT == libc::S_IFREG;
     (is_here && (was_marked || is_below)).then(|| {

@@ -2,23 +2,23 @@
 
 use std::ffi::{CStr, c_int};
 
-use crate::attachments::{ATTACHMENTS, Attachment, Use};
+use crate::attachments::{ATTACHMENTS, ShmAttachment, Use};
 use crate::open::{Creation, open};
-use crate::settings::Settings;
-use crate::sys::{self, Answer, Fd};
+use crate::settings::PosixSettings;
+use crate::sys::{self, CallResult, Fd};
 
 /// The bytes of a semaphore in the C library's layout, `sem_t`.
 pub(crate) const SEMAPHORE_BYTES: usize = size_of::<libc::sem_t>();
 
 /// Opens or creates a semaphore; gives its address. `initial` is what a new one consists of.
 pub(crate) fn open_semaphore(
-    settings: &Settings,
+    settings: &PosixSettings,
     path: &CStr,
     flags: c_int,
     mode: u32,
     is_marked: bool,
     initial: &[u8; SEMAPHORE_BYTES],
-) -> Option<Answer<usize>> {
+) -> Option<CallResult<usize>> {
     let fill = |fd: &Fd| sys::write_at(fd.raw(), initial, 0);
     let creation = Creation { mode, is_marked, fill: &fill };
     let flags = flags & (libc::O_CREAT | libc::O_EXCL) | libc::O_RDWR | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -26,12 +26,12 @@ pub(crate) fn open_semaphore(
 }
 
 /// The address of an open semaphore in this process, which is the same each time it is opened.
-fn address_of(fd: &Fd) -> Answer<usize> {
+fn address_of(fd: &Fd) -> CallResult<usize> {
     let found = sys::fstat(fd.raw())?;
     if found.st_size < i64::try_from(SEMAPHORE_BYTES).unwrap_or(0) {
         return Err(libc::EINVAL);
     }
-    let is_it = |known: &Attachment| {
+    let is_it = |known: &ShmAttachment| {
         known.purpose == Use::Semaphore && (known.device, known.inode) == (found.st_dev, found.st_ino)
     };
     ATTACHMENTS.with(|table| {
@@ -41,7 +41,7 @@ fn address_of(fd: &Fd) -> Answer<usize> {
         }
         let room = table.vacant().ok_or(libc::EMFILE)?;
         let start = sys::map(0, SEMAPHORE_BYTES, libc::PROT_READ | libc::PROT_WRITE, 0, fd.raw(), 0)?;
-        *room = Attachment {
+        *room = ShmAttachment {
             purpose: Use::Semaphore,
             device: found.st_dev,
             inode: found.st_ino,
@@ -63,7 +63,7 @@ pub(crate) fn close_semaphore(start: usize) -> bool {
         known.count = known.count.saturating_sub(1);
         if known.count == 0 {
             sys::unmap(known.start, known.len);
-            *known = Attachment::NONE;
+            *known = ShmAttachment::NONE;
         }
         true
     })

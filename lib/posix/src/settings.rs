@@ -9,7 +9,7 @@ use crate::path::Text;
 use crate::sys;
 
 /// The settings from the environment, and facts about the IPC directory.
-pub(crate) struct Settings {
+pub(crate) struct PosixSettings {
     dir: Text,
     /// The file system of the IPC directory. Other pods have the same one.
     pub(crate) device: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Settings {
     kept_names: Box<[u8]>,
 }
 
-static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+static SETTINGS: OnceLock<Option<PosixSettings>> = OnceLock::new();
 
 /// Reads the environment; called when the library is loaded.
 pub(crate) fn load() {
@@ -36,11 +36,11 @@ pub(crate) fn load() {
 }
 
 /// `None`: the library is not loaded yet, or has no IPC directory to work on, so that all calls pass.
-pub(crate) fn settings() -> Option<&'static Settings> {
+pub(crate) fn settings() -> Option<&'static PosixSettings> {
     SETTINGS.get()?.as_ref()
 }
 
-impl Settings {
+impl PosixSettings {
     /// The IPC directory, without a slash at its end.
     pub(crate) fn dir(&self) -> &[u8] {
         self.dir.as_bytes()
@@ -71,7 +71,7 @@ impl Settings {
     }
 }
 
-fn read() -> Option<Settings> {
+fn read() -> Option<PosixSettings> {
     let asked = sys::variable(c"SHMESH_DIR").filter(|path| !path.is_empty());
     let path = asked.unwrap_or(c"/dev/shm").to_bytes();
     let dir = Text::of(&[trimmed(path)]);
@@ -85,7 +85,7 @@ fn read() -> Option<Settings> {
         return None;
     };
     let found = sys::fstat(opened.raw()).ok()?;
-    let mut settings = Settings {
+    let mut settings = PosixSettings {
         is_tmpfs: sys::is_in_tmpfs(&opened),
         resolved: sys::path_of(opened.raw()).unwrap_or_else(|_| dir.clone()),
         dir,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::path::Text;
 
 /// An error number of the kernel, or a result.
-pub(crate) type Answer<T> = Result<T, c_int>;
+pub(crate) type CallResult<T> = Result<T, c_int>;
 
 /// A descriptor that is closed when it is dropped.
 pub(crate) struct Fd(c_int);
@@ -56,7 +56,7 @@ std::arch::global_asm!(
     "ret"
 );
 
-fn answer(result: c_long) -> Answer<c_long> {
+fn answer(result: c_long) -> CallResult<c_long> {
     if result == -1 { Err(errno()) } else { Ok(result) }
 }
 
@@ -71,55 +71,55 @@ pub(crate) fn set_errno(number: c_int) {
 }
 
 /// As `openat(AT_FDCWD, ...)`; the result is the caller's.
-pub(crate) fn open(path: &CStr, flags: c_int, mode: u32) -> Answer<Fd> {
+pub(crate) fn open(path: &CStr, flags: c_int, mode: u32) -> CallResult<Fd> {
     // SAFETY: the path is a C string.
     let fd = answer(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, mode) })?;
     c_int::try_from(fd).map(Fd).map_err(|_| libc::EMFILE)
 }
 
-fn stat_by(call: impl FnOnce(*mut libc::stat) -> c_long) -> Answer<libc::stat> {
+fn stat_by(call: impl FnOnce(*mut libc::stat) -> c_long) -> CallResult<libc::stat> {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
     answer(call(stat.as_mut_ptr()))?;
     // SAFETY: all zeroes are a value of this plain structure, and the kernel has filled it: on 64-bit machines it is the kernel's own.
     Ok(unsafe { stat.assume_init() })
 }
 
-pub(crate) fn fstat(fd: c_int) -> Answer<libc::stat> {
+pub(crate) fn fstat(fd: c_int) -> CallResult<libc::stat> {
     // SAFETY: the kernel fills the structure that the pointer leads to.
     stat_by(|stat| unsafe { libc::syscall(libc::SYS_fstat, fd, stat) })
 }
 
 /// As `stat(2)`: the metadata of a path, following symbolic links.
-pub(crate) fn stat(path: &CStr) -> Answer<libc::stat> {
+pub(crate) fn stat(path: &CStr) -> CallResult<libc::stat> {
     stat_at(path, 0)
 }
 
 /// As `lstat(2)`: the metadata of a path, without following symbolic links.
-pub(crate) fn lstat(path: &CStr) -> Answer<libc::stat> {
+pub(crate) fn lstat(path: &CStr) -> CallResult<libc::stat> {
     stat_at(path, libc::AT_SYMLINK_NOFOLLOW)
 }
 
-fn stat_at(path: &CStr, flags: c_int) -> Answer<libc::stat> {
+fn stat_at(path: &CStr, flags: c_int) -> CallResult<libc::stat> {
     stat_below(libc::AT_FDCWD, path, flags)
 }
 
-pub(crate) fn fchmod(fd: c_int, mode: u32) -> Answer<()> {
+pub(crate) fn fchmod(fd: c_int, mode: u32) -> CallResult<()> {
     // SAFETY: numbers go in.
     answer(unsafe { libc::syscall(libc::SYS_fchmod, fd, mode) }).map(drop)
 }
 
-pub(crate) fn fchown(fd: c_int, user: u32, group: u32) -> Answer<()> {
+pub(crate) fn fchown(fd: c_int, user: u32, group: u32) -> CallResult<()> {
     // SAFETY: numbers go in.
     answer(unsafe { libc::syscall(libc::SYS_fchown, fd, user, group) }).map(drop)
 }
 
-pub(crate) fn unlink(path: &CStr) -> Answer<()> {
+pub(crate) fn unlink(path: &CStr) -> CallResult<()> {
     // SAFETY: the path is a C string.
     answer(unsafe { libc::syscall(libc::SYS_unlinkat, libc::AT_FDCWD, path.as_ptr(), 0) }).map(drop)
 }
 
 /// Gives a file another name, unless that is taken (`EEXIST`).
-pub(crate) fn rename_new(from: &CStr, to: &CStr) -> Answer<()> {
+pub(crate) fn rename_new(from: &CStr, to: &CStr) -> CallResult<()> {
     let at = libc::AT_FDCWD;
     // SAFETY: both paths are C strings.
     answer(unsafe {
@@ -129,7 +129,7 @@ pub(crate) fn rename_new(from: &CStr, to: &CStr) -> Answer<()> {
 }
 
 /// Gives a file a second name, unless that is taken (`EEXIST`).
-pub(crate) fn link(from: &CStr, to: &CStr) -> Answer<()> {
+pub(crate) fn link(from: &CStr, to: &CStr) -> CallResult<()> {
     let at = libc::AT_FDCWD;
     // SAFETY: both paths are C strings.
     answer(unsafe { libc::syscall(libc::SYS_linkat, at, from.as_ptr(), at, to.as_ptr(), 0) }).map(drop)
@@ -145,7 +145,7 @@ pub(crate) fn is_in_tmpfs(fd: &Fd) -> bool {
 }
 
 /// The path of an open file, as the kernel has it.
-pub(crate) fn path_of(fd: c_int) -> Answer<Text> {
+pub(crate) fn path_of(fd: c_int) -> CallResult<Text> {
     let mut link: Text<64> = Text::of(&[b"/proc/self/fd/"]);
     link.push_number(fd.unsigned_abs());
     let mut bytes = [0_u8; 4096];
@@ -157,7 +157,7 @@ pub(crate) fn path_of(fd: c_int) -> Answer<Text> {
 }
 
 /// The status of a name below an open directory.
-pub(crate) fn stat_below(dir: c_int, path: &CStr, flags: c_int) -> Answer<libc::stat> {
+pub(crate) fn stat_below(dir: c_int, path: &CStr, flags: c_int) -> CallResult<libc::stat> {
     // SAFETY: the path is a C string, and the kernel fills the structure that the pointer leads to.
     stat_by(|stat| unsafe { libc::syscall(libc::SYS_newfstatat, dir, path.as_ptr(), stat, flags) })
 }
@@ -167,7 +167,7 @@ pub(crate) fn close(fd: c_int) {
 }
 
 /// Reserves a range of a file, and makes the file long enough for it.
-pub(crate) fn reserve(fd: c_int, from: i64, bytes: i64) -> Answer<()> {
+pub(crate) fn reserve(fd: c_int, from: i64, bytes: i64) -> CallResult<()> {
     // The kernel undoes a reservation that a signal interrupts, so in a program with a fast timer a large one would never end.
     let signals = block_signals();
     let result = loop {
@@ -209,7 +209,7 @@ fn lock_of(from: u64, bytes: u64, kind: c_int) -> libc::flock {
 }
 
 /// Sets the lock of this opening on a range; `false` if another opening's is in the way.
-pub(crate) fn lock(fd: c_int, from: u64, bytes: u64, kind: c_int) -> Answer<bool> {
+pub(crate) fn lock(fd: c_int, from: u64, bytes: u64, kind: c_int) -> CallResult<bool> {
     let lock = lock_of(from, bytes, kind);
     // SAFETY: the structure lives until the call returns.
     match answer(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_OFD_SETLK, &raw const lock) }) {
@@ -227,14 +227,14 @@ pub(crate) fn is_locked(fd: c_int, from: u64, bytes: u64) -> bool {
     asked.is_ok() && c_int::from(lock.l_type) != libc::F_UNLCK
 }
 
-pub(crate) fn read_at(fd: c_int, bytes: &mut [u8], offset: i64) -> Answer<usize> {
+pub(crate) fn read_at(fd: c_int, bytes: &mut [u8], offset: i64) -> CallResult<usize> {
     // SAFETY: the slice is writable for its length.
     let read =
         answer(unsafe { libc::syscall(libc::SYS_pread64, fd, bytes.as_mut_ptr(), bytes.len(), offset) })?;
     Ok(usize::try_from(read).unwrap_or(0))
 }
 
-pub(crate) fn write_at(fd: c_int, bytes: &[u8], offset: i64) -> Answer<()> {
+pub(crate) fn write_at(fd: c_int, bytes: &[u8], offset: i64) -> CallResult<()> {
     // SAFETY: the slice is readable for its length.
     let written =
         answer(unsafe { libc::syscall(libc::SYS_pwrite64, fd, bytes.as_ptr(), bytes.len(), offset) })?;
@@ -247,7 +247,7 @@ pub(crate) fn write_error(line: &[u8]) {
 }
 
 /// Where reading and writing of a descriptor goes on.
-pub(crate) fn position(fd: c_int) -> Answer<i64> {
+pub(crate) fn position(fd: c_int) -> CallResult<i64> {
     // SAFETY: numbers go in.
     answer(unsafe { libc::syscall(libc::SYS_lseek, fd, 0_i64, libc::SEEK_CUR) })
 }
@@ -309,7 +309,7 @@ pub(crate) fn map(
     flags: c_int,
     fd: c_int,
     offset: i64,
-) -> Answer<usize> {
+) -> CallResult<usize> {
     let hint = ptr::without_provenance_mut(at);
     // SAFETY: without MAP_FIXED the kernel chooses a free range; with it, the program has asked for this one.
     let start = unsafe { libc::mmap(hint, len, protection, libc::MAP_SHARED | flags, fd, offset) };
@@ -336,7 +336,7 @@ pub(crate) fn next_symbol(name: &CStr) -> *mut c_void {
 }
 
 /// Calls `each` with the inode and name of every entry of a directory, until it gives `false`.
-pub(crate) fn entries(dir: &CStr, mut each: impl FnMut(u64, &CStr) -> bool) -> Answer<()> {
+pub(crate) fn entries(dir: &CStr, mut each: impl FnMut(u64, &CStr) -> bool) -> CallResult<()> {
     let fd = open(dir, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)?;
     let mut bytes = [0_u8; 8192];
     loop {

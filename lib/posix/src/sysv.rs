@@ -16,12 +16,12 @@ use std::ops::Range;
 
 use shmesh_sys::lease;
 
-use crate::attachments::{ATTACHMENTS, Attachment, Use};
+use crate::attachments::{ATTACHMENTS, ShmAttachment, Use};
 use crate::grow::reserve;
 use crate::open::{Creation, Rounds, open, open_existing};
 use crate::path::{Text, split};
-use crate::settings::Settings;
-use crate::sys::{self, Answer, Fd};
+use crate::settings::PosixSettings;
+use crate::sys::{self, CallResult, Fd};
 
 const IPC_CREAT: c_int = 0o1000;
 const IPC_EXCL: c_int = 0o2000;
@@ -102,7 +102,7 @@ impl SegmentHeader {
     }
 
     /// Reads the header of an open segment whose file has this size; what it says is checked against the size.
-    fn read(fd: &Fd, found: &libc::stat) -> Answer<Self> {
+    fn read(fd: &Fd, found: &libc::stat) -> CallResult<Self> {
         let mut bytes = [0; HEADER_BYTES];
         let page = sys::page_bytes();
         let at = found.st_size.saturating_sub(page.cast_signed());
@@ -136,18 +136,18 @@ fn id_of(inode: u64) -> c_int {
     c_int::try_from(inode & 0x7FFF_FFFF).unwrap_or(0)
 }
 
-fn path_in(settings: &Settings, name: &[u8]) -> Text {
+fn path_in(settings: &PosixSettings, name: &[u8]) -> Text {
     Text::of(&[settings.dir(), b"/", name])
 }
 
-fn numbered(settings: &Settings, kind: &[u8], number: u64, digits: u32) -> Text {
+fn numbered(settings: &PosixSettings, kind: &[u8], number: u64, digits: u32) -> Text {
     let mut path = Text::of(&[settings.dir(), b"/sysv.", kind]);
     path.push_hex(number, digits);
     path
 }
 
 /// Where a removed segment goes. Any user may have made a file of the first name, so a later one has a number that none can guess.
-fn removed_path(settings: &Settings, inode: u64, attempt: u64) -> Text {
+fn removed_path(settings: &PosixSettings, inode: u64, attempt: u64) -> Text {
     let mut path = numbered(settings, b"removed.", inode, 16);
     if attempt > 0 {
         path.push(b".");
@@ -157,13 +157,13 @@ fn removed_path(settings: &Settings, inode: u64, attempt: u64) -> Text {
 }
 
 /// Whether the name of a segment belongs to a removed segment with this inode.
-fn is_removed_name(settings: &Settings, path: &[u8], inode: u64) -> bool {
+fn is_removed_name(settings: &PosixSettings, path: &[u8], inode: u64) -> bool {
     let first = removed_path(settings, inode, 0);
     path.strip_prefix(first.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }
 
 /// `shmget`.
-pub(crate) fn get(settings: &Settings, key: c_int, size: usize, flags: c_int) -> Answer<c_int> {
+pub(crate) fn get(settings: &PosixSettings, key: c_int, size: usize, flags: c_int) -> CallResult<c_int> {
     let size = size as u64;
     let (creates, is_exclusive) = (flags & IPC_CREAT != 0, flags & IPC_EXCL != 0);
     if key == libc::IPC_PRIVATE {
@@ -197,7 +197,7 @@ pub(crate) fn get(settings: &Settings, key: c_int, size: usize, flags: c_int) ->
 }
 
 /// Makes a segment without a key.
-fn make_private(settings: &Settings, size: u64, flags: c_int) -> Answer<c_int> {
+fn make_private(settings: &PosixSettings, size: u64, flags: c_int) -> CallResult<c_int> {
     let (seconds, nanoseconds) = sys::clock(libc::CLOCK_MONOTONIC);
     let unique = u64::from(sys::pid().unsigned_abs()) << 40
         ^ seconds.cast_unsigned() << 30
@@ -212,7 +212,7 @@ fn make_private(settings: &Settings, size: u64, flags: c_int) -> Answer<c_int> {
     Err(libc::ENOSPC)
 }
 
-fn make(settings: &Settings, path: &CStr, key: c_int, size: u64, flags: c_int) -> Answer<c_int> {
+fn make(settings: &PosixSettings, path: &CStr, key: c_int, size: u64, flags: c_int) -> CallResult<c_int> {
     if size == 0 {
         return Err(libc::EINVAL);
     }
@@ -244,7 +244,7 @@ fn make(settings: &Settings, path: &CStr, key: c_int, size: u64, flags: c_int) -
 }
 
 /// Opens a segment with a lease, for writing where this process may.
-fn open_segment(path: &CStr, read_only: bool) -> Answer<(Fd, libc::stat, SegmentHeader)> {
+fn open_segment(path: &CStr, read_only: bool) -> CallResult<(Fd, libc::stat, SegmentHeader)> {
     let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC;
     let opened = if read_only { Err(libc::EACCES) } else { open_existing(path, libc::O_RDWR | flags) };
     let opened = match opened {
@@ -260,16 +260,16 @@ fn open_segment(path: &CStr, read_only: bool) -> Answer<(Fd, libc::stat, Segment
 
 /// Keeps a lease on a segment as long as this process lives, by a page that cannot be read: the process that made a segment or knows its
 /// identifier may attach it at any time.
-fn take_interest(fd: &Fd, found: &libc::stat) -> Answer<()> {
+fn take_interest(fd: &Fd, found: &libc::stat) -> CallResult<()> {
     let page = usize::try_from(sys::page_bytes()).unwrap_or(4096);
     ATTACHMENTS.with(|table| {
-        let is_it = |known: &Attachment| known.purpose == Use::Interest && known.inode == found.st_ino;
+        let is_it = |known: &ShmAttachment| known.purpose == Use::Interest && known.inode == found.st_ino;
         if table.find(is_it).is_some() {
             return Ok(());
         }
         let room = table.vacant().ok_or(libc::ENOSPC)?;
         let start = sys::map(0, page, libc::PROT_NONE, 0, fd.raw(), 0)?;
-        *room = Attachment {
+        *room = ShmAttachment {
             purpose: Use::Interest,
             device: found.st_dev,
             inode: found.st_ino,
@@ -286,13 +286,13 @@ fn lose_interest(inode: u64) {
     ATTACHMENTS.with(|table| {
         if let Some(known) = table.find(|known| known.purpose == Use::Interest && known.inode == inode) {
             sys::unmap(known.start, known.len);
-            *known = Attachment::NONE;
+            *known = ShmAttachment::NONE;
         }
     });
 }
 
 /// Calls `each` with index, inode and name of every segment, until it gives `false`.
-fn segments(settings: &Settings, mut each: impl FnMut(c_int, u64, &CStr) -> bool) {
+fn segments(settings: &PosixSettings, mut each: impl FnMut(c_int, u64, &CStr) -> bool) {
     let dir: Text = Text::of(&[settings.dir()]);
     let mut index: c_int = 0;
     let Ok(dir) = dir.c_str() else { return };
@@ -307,7 +307,7 @@ fn segments(settings: &Settings, mut each: impl FnMut(c_int, u64, &CStr) -> bool
 }
 
 /// The path of the segment with an identifier, or with an index in the directory.
-fn find(settings: &Settings, id: c_int, by_index: bool) -> Answer<Text> {
+fn find(settings: &PosixSettings, id: c_int, by_index: bool) -> CallResult<Text> {
     let mut path = None;
     segments(settings, |index, inode, name| {
         let is_it = if by_index { index == id } else { id_of(inode) == id };
@@ -321,11 +321,11 @@ fn find(settings: &Settings, id: c_int, by_index: bool) -> Answer<Text> {
 
 /// Finds and opens a segment. Its name may change between the two.
 fn open_found(
-    settings: &Settings,
+    settings: &PosixSettings,
     id: c_int,
     by_index: bool,
     read_only: bool,
-) -> Answer<(Text, Fd, libc::stat, SegmentHeader)> {
+) -> CallResult<(Text, Fd, libc::stat, SegmentHeader)> {
     let mut rounds = Rounds::new();
     loop {
         let path = find(settings, id, by_index)?;
@@ -343,7 +343,7 @@ fn open_found(
 }
 
 /// `shmat`; gives the address.
-pub(crate) fn attach(settings: &Settings, id: c_int, at: usize, flags: c_int) -> Answer<usize> {
+pub(crate) fn attach(settings: &PosixSettings, id: c_int, at: usize, flags: c_int) -> CallResult<usize> {
     let is_read_only = flags & SHM_RDONLY != 0;
     let page = usize::try_from(sys::page_bytes()).unwrap_or(4096);
     let offset = at.checked_rem(page).unwrap_or(0);
@@ -375,7 +375,7 @@ pub(crate) fn attach(settings: &Settings, id: c_int, at: usize, flags: c_int) ->
             Err(libc::EEXIST) => Err(libc::EINVAL),
             mapped => mapped,
         }?;
-        *room = Attachment {
+        *room = ShmAttachment {
             purpose: Use::Segment,
             device: found.st_dev,
             inode: found.st_ino,
@@ -393,11 +393,11 @@ pub(crate) fn attach(settings: &Settings, id: c_int, at: usize, flags: c_int) ->
 }
 
 /// `shmdt`.
-pub(crate) fn detach(settings: &Settings, start: usize) -> Answer<()> {
+pub(crate) fn detach(settings: &PosixSettings, start: usize) -> CallResult<()> {
     let known = ATTACHMENTS.with(|table| {
         let known = table.find(|known| known.purpose == Use::Segment && known.start == start)?;
         let before = *known;
-        *known = Attachment::NONE;
+        *known = ShmAttachment::NONE;
         Some(before)
     });
     let known = known.ok_or(libc::EINVAL)?;
@@ -412,7 +412,7 @@ pub(crate) fn detach(settings: &Settings, start: usize) -> Answer<()> {
 }
 
 /// Removes a removed segment that no process has attached; `own`: this process's attachments, which end with it.
-fn reap(settings: &Settings, inode: u64, own: usize) {
+fn reap(settings: &PosixSettings, inode: u64, own: usize) {
     let mut path = Text::new();
     segments(settings, |_, found, name| {
         let candidate = path_in(settings, name.to_bytes());
@@ -438,13 +438,13 @@ fn reap(settings: &Settings, inode: u64, own: usize) {
 }
 
 /// When the process ends: removed segments that only it has attached go with it. Those that it inherited are left to its parent.
-pub(crate) fn leave(settings: &Settings) {
+pub(crate) fn leave(settings: &PosixSettings) {
     let us = sys::pid();
     for index in 0.. {
         let next = ATTACHMENTS.with(|table| {
-            let is_segment = |known: &Attachment| known.purpose == Use::Segment;
+            let is_segment = |known: &ShmAttachment| known.purpose == Use::Segment;
             let inode = table.all().filter(|known| is_segment(known)).nth(index)?.inode;
-            let of_it = |known: &Attachment| is_segment(known) && known.inode == inode;
+            let of_it = |known: &ShmAttachment| is_segment(known) && known.inode == inode;
             let is_inherited = table.all().any(|known| of_it(known) && known.process != us);
             Some((inode, if is_inherited { 0 } else { table.all().filter(|known| of_it(known)).count() }))
         });
@@ -494,7 +494,7 @@ fn attachments(fd: &Fd) -> u64 {
 
 /// An operation of `shmctl` on a segment.
 #[derive(Clone, Copy)]
-pub(crate) enum Command {
+pub(crate) enum ShmctlCommand {
     Remove,
     Set,
     Stat {
@@ -505,8 +505,8 @@ pub(crate) enum Command {
     Sums,
 }
 
-impl Command {
-    pub(crate) fn of(command: c_int) -> Answer<Self> {
+impl ShmctlCommand {
+    pub(crate) fn of(command: c_int) -> CallResult<Self> {
         // Without the flag by which old programs ask for the 64-bit form.
         Ok(match command & !0x100 {
             libc::IPC_RMID => Self::Remove,
@@ -528,13 +528,13 @@ impl Command {
 }
 
 /// Whether this process may change a segment: its owner and root.
-fn may_change(found: &libc::stat) -> Answer<()> {
+fn may_change(found: &libc::stat) -> CallResult<()> {
     let user = sys::user();
     if user == 0 || user == found.st_uid { Ok(()) } else { Err(libc::EPERM) }
 }
 
 /// `shmctl(IPC_RMID)`: the key is free at once, and the segment goes with its last attachment.
-pub(crate) fn remove(settings: &Settings, id: c_int) -> Answer<()> {
+pub(crate) fn remove(settings: &PosixSettings, id: c_int) -> CallResult<()> {
     for attempt in 0..MAX_NAMES {
         let path = find(settings, id, false)?;
         let found = match sys::lstat(path.c_str()?) {
@@ -563,7 +563,7 @@ pub(crate) fn remove(settings: &Settings, id: c_int) -> Answer<()> {
 }
 
 /// `shmctl(IPC_SET)`: owner, group and permission bits.
-pub(crate) fn set(settings: &Settings, id: c_int, wanted: &libc::shmid_ds) -> Answer<()> {
+pub(crate) fn set(settings: &PosixSettings, id: c_int, wanted: &libc::shmid_ds) -> CallResult<()> {
     let (_, fd, found, mut header) = open_found(settings, id, false, false)?;
     may_change(&found)?;
     let (user, group) = (wanted.shm_perm.uid, wanted.shm_perm.gid);
@@ -588,7 +588,7 @@ pub(crate) struct State {
 }
 
 /// The identifier and state of a segment.
-pub(crate) fn state(settings: &Settings, id: c_int, by_index: bool) -> Answer<(c_int, State)> {
+pub(crate) fn state(settings: &PosixSettings, id: c_int, by_index: bool) -> CallResult<(c_int, State)> {
     let (path, fd, found, header) = open_found(settings, id, by_index, true)?;
     let is_removed = is_removed_name(settings, path.as_bytes(), found.st_ino);
     let attachments = attachments(&fd);
@@ -628,7 +628,7 @@ pub(crate) struct SegmentLimits {
 }
 
 impl SegmentLimits {
-    pub(crate) fn of(settings: &Settings) -> Self {
+    pub(crate) fn of(settings: &PosixSettings) -> Self {
         let bytes = settings.limit.unwrap_or(MAX_BYTES);
         Self {
             max_bytes: bytes,
@@ -660,7 +660,7 @@ impl SegmentSums {
 }
 
 /// The sums over all segments, for `shmctl(SHM_INFO)`.
-pub(crate) fn sums(settings: &Settings) -> SegmentSums {
+pub(crate) fn sums(settings: &PosixSettings) -> SegmentSums {
     let mut sums = SegmentSums {
         segments: 0,
         pages: 0,

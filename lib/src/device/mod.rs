@@ -45,7 +45,7 @@ use shmesh_proto::broker::{
 pub use shmesh_proto::key::DeviceKey;
 use shmesh_proto::key::KEY_BYTES;
 
-use self::state::{Export, Import, Shared, State};
+use self::state::{Export, ImportState, Shared, State};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "ascend")]
@@ -282,7 +282,7 @@ impl<M: DeviceMemory> Session<M> {
             }
         };
         // First, so that it is registered with a sidecar that replaces the current one.
-        state.imports.insert(*key.as_bytes(), Import { memory: Arc::clone(&memory), count: 1 });
+        state.imports.insert(*key.as_bytes(), ImportState { memory: Arc::clone(&memory), count: 1 });
         let reconnected = state.reconnected;
         match shared.done(state, &ack) {
             Err(error) if state.reconnected == reconnected => {
@@ -448,15 +448,15 @@ fn say_closed<M: DeviceMemory>(
 
 /// Unmaps the memory before informing the broker: from then on the exporter may free it.
 fn close_import<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>, key: &DeviceKey) -> Result<()> {
-    let Some(Import { memory, count }) = state.imports.remove(key.as_bytes()) else { return Ok(()) };
+    let Some(ImportState { memory, count }) = state.imports.remove(key.as_bytes()) else { return Ok(()) };
     if count > 1 {
-        state.imports.insert(*key.as_bytes(), Import { memory, count: count - 1 });
+        state.imports.insert(*key.as_bytes(), ImportState { memory, count: count - 1 });
         return Ok(());
     }
     match Arc::try_unwrap(memory) {
         Ok(memory) => drop(memory),
         Err(memory) => {
-            state.imports.insert(*key.as_bytes(), Import { memory, count: 1 });
+            state.imports.insert(*key.as_bytes(), ImportState { memory, count: 1 });
             return Err(ErrorKind::StillMapped { link: state.client.link().into() }.into());
         }
     }
@@ -478,8 +478,9 @@ impl<M: DeviceMemory> Drop for Session<M> {
         let state = &mut *self.shared.lock();
         // Memory that is still in use here is not closed: the broker keeps the import until this process ends.
         // Unmapped before the broker knows of it.
-        let closed =
-            |(key, import): (_, Import<M>)| Arc::try_unwrap(import.memory).is_ok().then_some((key, false));
+        let closed = |(key, import): (_, ImportState<M>)| {
+            Arc::try_unwrap(import.memory).is_ok().then_some((key, false))
+        };
         let imports: Vec<_> = state.imports.drain().filter_map(closed).collect();
         let exports: Vec<_> = state.exports.keys().map(|key| (*key, true)).collect();
         for (key, force) in imports.into_iter().chain(exports) {

@@ -52,7 +52,7 @@ pub(super) struct Export<M> {
 
 /// An import of this session.
 #[derive(Debug)]
-pub(super) struct Import<M> {
+pub(super) struct ImportState<M> {
     pub(super) memory: Arc<M>,
     pub(super) count: u64,
 }
@@ -61,7 +61,7 @@ pub(super) struct Import<M> {
 pub(super) struct State<M> {
     pub(super) client: Client,
     pub(super) exports: HashMap<KeyBytes, Export<M>>,
-    pub(super) imports: HashMap<KeyBytes, Import<M>>,
+    pub(super) imports: HashMap<KeyBytes, ImportState<M>>,
     /// This process, once broker and driver agree on its identity; `None` inside if the driver has no notion of that.
     pub(super) agreed: Option<Option<BareTgid>>,
     /// Number of reconnections to a sidecar.
@@ -209,7 +209,7 @@ impl<M: DeviceMemory> Shared<M> {
 }
 
 /// The response of a new sidecar to a key.
-enum Registration {
+enum KeyRegistration {
     Yes,
     /// The key is not ours there, or there is no room for it.
     Lost,
@@ -232,9 +232,9 @@ impl<M: DeviceMemory> State<M> {
         } else {
             for (key, export) in &self.exports {
                 match restore_export(&mut self.client, key, export)? {
-                    Registration::Yes => {}
-                    Registration::Lost => lost.push(*key),
-                    Registration::NoSidecar => return Ok(()),
+                    KeyRegistration::Yes => {}
+                    KeyRegistration::Lost => lost.push(*key),
+                    KeyRegistration::NoSidecar => return Ok(()),
                 }
             }
         }
@@ -244,9 +244,9 @@ impl<M: DeviceMemory> State<M> {
             }
             let claim = request::Op::Claim(Claim { key: key.to_vec() });
             match registered(&mut self.client, claim, &[])? {
-                Registration::Yes => {}
-                Registration::Lost => lost.push(key),
-                Registration::NoSidecar => return Ok(()),
+                KeyRegistration::Yes => {}
+                KeyRegistration::Lost => lost.push(key),
+                KeyRegistration::NoSidecar => return Ok(()),
             }
         }
         for key in lost {
@@ -268,9 +268,9 @@ fn restore_export<M: DeviceMemory>(
     client: &mut Client,
     key: &KeyBytes,
     export: &Export<M>,
-) -> Result<Registration> {
+) -> Result<KeyRegistration> {
     if export.secret.is_empty() {
-        return Ok(Registration::Lost);
+        return Ok(KeyRegistration::Lost);
     }
     let admitted: Vec<_> = export.admitted.values().copied().collect();
     let mut pages: Vec<_> = admitted
@@ -301,11 +301,11 @@ fn restore_export<M: DeviceMemory>(
             ..names
         };
         match registered(client, request::Op::Restore(restore), &fds)? {
-            Registration::Yes => {}
+            KeyRegistration::Yes => {}
             other => return Ok(other),
         }
     }
-    Ok(Registration::Yes)
+    Ok(KeyRegistration::Yes)
 }
 
 /// Registers a key again.
@@ -313,14 +313,14 @@ fn registered(
     client: &mut Client,
     op: request::Op,
     fds: &[std::os::fd::BorrowedFd<'_>],
-) -> Result<Registration> {
+) -> Result<KeyRegistration> {
     match client.converse(op, fds)? {
-        Ok(_) => Ok(Registration::Yes),
+        Ok(_) => Ok(KeyRegistration::Yes),
         Err(refused) => match refused.code() {
-            Code::Unsupported => Ok(Registration::NoSidecar),
+            Code::Unsupported => Ok(KeyRegistration::NoSidecar),
             // A refusal of this connection only: another connection may succeed.
             Code::Unidentified | Code::Draining => Err(client.refused(refused)),
-            _ => Ok(Registration::Lost),
+            _ => Ok(KeyRegistration::Lost),
         },
     }
 }

@@ -11,9 +11,9 @@ use crate::link::core::{INLINE, Requests, unpack};
 use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::OwnerTable;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::reply::ReplySlot;
-use crate::ring::{Ring, SLEEPERS, Wild};
+use crate::ring::{Ring, SLEEPERS, WildWord};
 use crate::segment::layout::PoolLayout;
 use crate::sync::{LINE_BYTES, Ordering, WORDS_PER_LINE};
 
@@ -433,7 +433,7 @@ impl View {
     }
 
     /// The message of an entry. `None` if it was received, or its sender was declared dead.
-    fn queued(&self, from: Side, position: u64, entry: Entry) -> Option<QueuedMessage> {
+    fn queued(&self, from: Side, position: u64, entry: RingEntry) -> Option<QueuedMessage> {
         let mut seen = QueuedMessage {
             position,
             inline: entry.is_inline(),
@@ -448,7 +448,7 @@ impl View {
         match self.describe(from, position, entry, &mut seen) {
             Ok(true) => {}
             Ok(false) => return None,
-            Err(Wild(what)) => seen.wrong = Some(what),
+            Err(WildWord(what)) => seen.wrong = Some(what),
         }
         Some(seen)
     }
@@ -457,12 +457,12 @@ impl View {
         &self,
         from: Side,
         position: u64,
-        entry: Entry,
+        entry: RingEntry,
         seen: &mut QueuedMessage,
-    ) -> Result<bool, Wild> {
+    ) -> Result<bool, WildWord> {
         let (single, ring) = (self.core.shape.single, self.core.outgoing(from));
         if entry.is_inline() {
-            seen.msg_len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
+            seen.msg_len = entry.inline_len().ok_or(WildWord("an inline message longer than its slot"))?;
         }
         if entry.is_inline()
             && let Some(lines) = ring.lines(position)
@@ -471,8 +471,8 @@ impl View {
             return Ok(true);
         }
         let table = self.core.table(if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() });
-        let table = table.ok_or(Wild("an inline cell on a link that has none"))?;
-        let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
+        let table = table.ok_or(WildWord("an inline cell on a link that has none"))?;
+        let cell = table.tame(entry.wild_cell()).ok_or(WildWord("an entry past the end of its pool"))?;
         seen.buffer = Some(cell);
         let owner = MsgOwner(table.owner(cell).load(Ordering::Acquire));
         if !entry.names(owner.epoch()) {
@@ -483,7 +483,7 @@ impl View {
             // Its consumer has not moved `head`: if it died meanwhile, the next consumer gets the message.
             Holder::Borrowed(_) if single => {}
             Holder::Borrowed(_) | Holder::Free => return Ok(false),
-            Holder::Impossible => return Err(Wild("an impossible owner word")),
+            Holder::Impossible => return Err(WildWord("an impossible owner word")),
         }
         if entry.is_inline() {
             (seen.msg_id, seen.cell_id) = unpack(table.cell(cell).word(1).load(Ordering::Relaxed));

@@ -18,7 +18,7 @@ use crate::config::PoolId;
 use crate::link::core::{INLINE, unpack};
 use crate::participant::{SeatIndex, Side};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::inline::InlineWords;
 use crate::ring::{Ring, Sight};
 use crate::sync::{Ordering, fence};
@@ -325,7 +325,7 @@ impl Tap {
     }
 
     /// Copies a message into `msg` and `data`.
-    fn copy(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<FoundMessage, SkipReason> {
+    fn copy(&mut self, ring: &Ring, position: u64, entry: RingEntry) -> Result<FoundMessage, SkipReason> {
         self.msg.clear();
         self.data.clear();
         let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg.index() };
@@ -415,7 +415,7 @@ impl Tap {
     fn copy_cell(
         &mut self,
         cell: u32,
-        entry: Entry,
+        entry: RingEntry,
         sender: Option<SeatIndex>,
     ) -> Result<FoundMessage, SkipReason> {
         let msg_len = entry.inline_len().ok_or(SkipReason::Damaged)?;
@@ -424,7 +424,12 @@ impl Tap {
     }
 
     /// Copies a small message in the slot itself, on a ring with one producer.
-    fn copy_slot(&mut self, ring: &Ring, position: u64, entry: Entry) -> Result<FoundMessage, SkipReason> {
+    fn copy_slot(
+        &mut self,
+        ring: &Ring,
+        position: u64,
+        entry: RingEntry,
+    ) -> Result<FoundMessage, SkipReason> {
         let msg_len = entry.inline_len().ok_or(SkipReason::Damaged)?;
         let copied = ring.lines(position).ok_or(SkipReason::Damaged)?.copied();
         // The producer returns to this slot only when the consumer has passed it and all slots after it are full.

@@ -11,11 +11,11 @@ use crate::participant::{MAX_SEATS, Participant, Role, SEAT_LINES, SeatIndex, Se
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{OwnerTable, Pool};
 use crate::ring::broadcast::PublishedMessage;
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::reply_share::ReplyShare;
-use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, Wild};
+use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, WildWord};
 use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
 #[cfg(feature = "typed")]
 use crate::segment::payload_type::{DeclaredType, PayloadTypes};
@@ -317,11 +317,11 @@ impl Core {
 
     /// Checks the cell that an entry names.
     #[inline(always)]
-    pub(crate) fn cell_of(&self, entry: Entry) -> Result<EntryCell<'_>, Wild> {
+    pub(crate) fn cell_of(&self, entry: RingEntry) -> Result<EntryCell<'_>, WildWord> {
         let index = entry.wild_cell();
         let found = if entry.is_inline() {
             let Some(table) = &self.inline else {
-                return Err(Wild("an inline cell on a link that has none"));
+                return Err(WildWord("an inline cell on a link that has none"));
             };
             table.cells().get(index as usize).map(|line| (line, NonNull::dangling()))
         } else {
@@ -329,7 +329,7 @@ impl Core {
         };
         match found {
             Some((line, bytes)) => Ok(EntryCell { line, index, bytes }),
-            None => Err(Wild("an entry past the end of its pool")),
+            None => Err(WildWord("an entry past the end of its pool")),
         }
     }
 
@@ -515,26 +515,30 @@ impl Core {
     }
 
     /// As [`kept`](Self::kept), for an entry of a broadcast ring.
-    pub(crate) fn kept_of(&self, entry: Entry) -> Option<PublishedMessage> {
+    pub(crate) fn kept_of(&self, entry: RingEntry) -> Option<PublishedMessage> {
         let kept = self.kept(self.msg().table.tame(entry.wild_cell())?)?;
         entry.names(MsgOwner(kept.owner).epoch()).then_some(kept)
     }
 
     /// The cell of a message that a reader of a broadcast ring holds, and its owner word.
     #[inline(always)]
-    pub(crate) fn look_published(&self, entry: Entry) -> Result<(u32, MsgOwner), Wild> {
+    pub(crate) fn look_published(&self, entry: RingEntry) -> Result<(u32, MsgOwner), WildWord> {
         let table = &self.msg().table;
-        let cell = table.tame(entry.wild_cell()).ok_or(Wild("an entry past the end of its pool"))?;
+        let cell = table.tame(entry.wild_cell()).ok_or(WildWord("an entry past the end of its pool"))?;
         let owner = MsgOwner(table.owner(cell).load(Ordering::Relaxed));
         match owner.holder() {
             Holder::Published(_) if entry.names(owner.epoch()) => Ok((cell, owner)),
-            _ => Err(Wild("an entry whose buffer is not in the ring")),
+            _ => Err(WildWord("an entry whose buffer is not in the ring")),
         }
     }
 
     /// Copies and checks the descriptor of a received MSG.
     #[inline(always)]
-    pub(crate) fn read_descriptor(&self, cell: u32, owner: MsgOwner) -> Result<(Descriptor, DataRef), Wild> {
+    pub(crate) fn read_descriptor(
+        &self,
+        cell: u32,
+        owner: MsgOwner,
+    ) -> Result<(Descriptor, DataRef), WildWord> {
         self.descriptor_in(self.msg().table.cell(cell), cell, owner)
     }
 
@@ -545,12 +549,12 @@ impl Core {
         line: &Line,
         cell: u32,
         owner: MsgOwner,
-    ) -> Result<(Descriptor, DataRef), Wild> {
+    ) -> Result<(Descriptor, DataRef), WildWord> {
         let (msg_id, cell_id) = unpack(line.word(IDS).load(Ordering::Relaxed));
         let (msg_len, data_len) = unpack(line.word(LENGTHS).load(Ordering::Relaxed));
         let (msg_len, data_len) = (msg_len.cast_unsigned(), data_len.cast_unsigned());
         if msg_len > self.msg().buf_size() {
-            return Err(Wild("a message longer than its buffer"));
+            return Err(WildWord("a message longer than its buffer"));
         }
         let data = DataRef(line.word(DATA).load(Ordering::Relaxed));
         if data.is_none() {
@@ -571,22 +575,24 @@ impl Core {
     }
 
     #[inline(never)]
-    fn check_data(&self, cell: u32, owner: MsgOwner, data: DataRef, data_len: u32) -> Result<(), Wild> {
+    fn check_data(&self, cell: u32, owner: MsgOwner, data: DataRef, data_len: u32) -> Result<(), WildWord> {
         let (id, index) = data
             .parts()
             .filter(|&(id, _)| id != PoolId::CpuMsg)
-            .ok_or(Wild("a DATA part in a pool that cannot hold one"))?;
+            .ok_or(WildWord("a DATA part in a pool that cannot hold one"))?;
         let (table, buf_size) = match self.pool(id) {
             Some(pool) => (&pool.table, pool.buf_size()),
-            None => self.data_table(id).ok_or(Wild("a DATA part in a pool that this link does not have"))?,
+            None => {
+                self.data_table(id).ok_or(WildWord("a DATA part in a pool that this link does not have"))?
+            }
         };
-        let index = table.tame(index).ok_or(Wild("a DATA buffer past the end of its pool"))?;
+        let index = table.tame(index).ok_or(WildWord("a DATA buffer past the end of its pool"))?;
         let data = DataOwner(table.owner(index).load(Ordering::Relaxed));
         if !data.belongs_to(cell, owner) {
-            return Err(Wild("a DATA buffer that belongs to another message"));
+            return Err(WildWord("a DATA buffer that belongs to another message"));
         }
         if data_len > buf_size {
-            return Err(Wild("a DATA part longer than its buffer"));
+            return Err(WildWord("a DATA part longer than its buffer"));
         }
         Ok(())
     }
@@ -652,12 +658,12 @@ impl<'a> Owners for SeatOwners<'a> {
     type Cell = EntryCell<'a>;
 
     #[inline(always)]
-    fn cell(&self, entry: Entry) -> Result<EntryCell<'a>, Wild> {
+    fn cell(&self, entry: RingEntry) -> Result<EntryCell<'a>, WildWord> {
         self.core.cell_of(entry)
     }
 
     #[inline(always)]
-    fn look_at(&self, entry: Entry, EntryCell { line, .. }: EntryCell<'a>) -> Result<Look, Wild> {
+    fn look_at(&self, entry: RingEntry, EntryCell { line, .. }: EntryCell<'a>) -> Result<Look, WildWord> {
         // Acquire: a thread that sees a later loan of this buffer also sees the `head` that had passed this entry before.
         let owner = MsgOwner(line.word(0).load(Ordering::Acquire));
         if entry.names(owner.epoch()) && owner.is_loaned() {
@@ -684,7 +690,7 @@ impl<'a> Owners for SeatOwners<'a> {
     }
 
     #[inline(always)]
-    fn prefetch(&self, entry: Entry, EntryCell { line, index, bytes }: EntryCell<'a>) {
+    fn prefetch(&self, entry: RingEntry, EntryCell { line, index, bytes }: EntryCell<'a>) {
         prefetch_exclusive(line);
         // For writing too: the handle that releases this buffer loans it again first.
         if !entry.is_inline() {
@@ -701,7 +707,7 @@ impl SeatOwners<'_> {
     /// The state of a message that is not loaned in the entry's epoch.
     #[cold]
     #[inline(never)]
-    fn look_closer(self, entry: Entry, owner: MsgOwner) -> Result<Look, Wild> {
+    fn look_closer(self, entry: RingEntry, owner: MsgOwner) -> Result<Look, WildWord> {
         if !entry.names(owner.epoch()) {
             return Ok(Look::Gone);
         }
@@ -710,8 +716,8 @@ impl SeatOwners<'_> {
             // Its last consumer died before it moved `head`, so the message was not received.
             Holder::Borrowed(seat) if self.core.shape.single && seat != self.seat => Look::Here(owner.0),
             Holder::Borrowed(_) | Holder::Free => Look::Gone,
-            Holder::Published(_) => return Err(Wild("a message of the other ring")),
-            Holder::Impossible => return Err(Wild("an owner word that no participant writes")),
+            Holder::Published(_) => return Err(WildWord("a message of the other ring")),
+            Holder::Impossible => return Err(WildWord("an owner word that no participant writes")),
         })
     }
 }
@@ -847,7 +853,7 @@ impl Core {
     }
 
     /// Entries of replies that clients have not received.
-    fn waiting_replies(&self) -> impl Iterator<Item = Entry> {
+    fn waiting_replies(&self) -> impl Iterator<Item = RingEntry> {
         let used = self.seats.used() as u64;
         let seats = (0..used).filter_map(SeatIndex::from_wild);
         self.requests.iter().flat_map(move |requests| {

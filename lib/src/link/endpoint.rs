@@ -13,9 +13,9 @@ use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, PoolCache};
 use crate::ring::broadcast::{self, Broadcast, OwnedReads, PublishedMessage};
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::reply::Window;
-use crate::ring::{CONSUMER_ROLE, Full, PRODUCER_ROLE, Ring, mpmc, spsc};
+use crate::ring::{CONSUMER_ROLE, PRODUCER_ROLE, Ring, RingFull, mpmc, spsc};
 use crate::segment::Lines;
 use crate::sync::{Ordering, fence, overwrite};
 
@@ -256,7 +256,7 @@ impl Endpoint {
         ring: &Broadcast,
         writer: &broadcast::Writer,
         (cell, owner, data): (u32, MsgOwner, DataRef),
-    ) -> Result<(), Full> {
+    ) -> Result<(), RingFull> {
         let seats = &self.core.seats;
         ring.make_room(writer, seats, |kept| self.free(kept))?;
         let published = owner.published(self.me.seat);
@@ -264,7 +264,7 @@ impl Endpoint {
         // a loan.
         overwrite(self.msg.table.owner(cell), published.0, Ordering::Release);
         let kept = PublishedMessage { cell, owner: published.0, data: data.word() };
-        ring.push(writer, Entry::pooled(cell, owner.epoch()), kept, seats, |kept| self.free(kept));
+        ring.push(writer, RingEntry::pooled(cell, owner.epoch()), kept, seats, |kept| self.free(kept));
         Ok(())
     }
 
@@ -276,7 +276,7 @@ impl Endpoint {
         writer: &broadcast::Writer,
         ids: u64,
         msg: &[u8],
-    ) -> Result<(), Full> {
+    ) -> Result<(), RingFull> {
         let seats = &self.core.seats;
         ring.make_room(writer, seats, |kept| self.free(kept))?;
         ring.push_inline(writer, ids, msg, seats, |kept| self.free(kept));

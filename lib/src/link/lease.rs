@@ -12,9 +12,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::notify::Sleepers;
 use crate::participant::Participant;
 use crate::pool::owner::MsgOwner;
-use crate::ring::broadcast::{OwnedReads, Token};
+use crate::ring::broadcast::{OwnedReads, ReadToken};
 use crate::ring::reply::Window;
-use crate::ring::{Ring, Wild};
+use crate::ring::{Ring, WildWord};
 use shmesh_sys::sigbus;
 
 /// A participant's right to its seat. The last owner that drops it detaches the participant.
@@ -64,7 +64,7 @@ impl SeatLease {
         let core = self.core();
         if let (Some(token), Some(reads)) = (owner.token(), &self.reads) {
             if let Ring::Broadcast(ring) = core.incoming(self.me.word.side()) {
-                ring.release_owned(reads, &self.me, &core.seats, Token(token));
+                ring.release_owned(reads, &self.me, &core.seats, ReadToken(token));
             }
         } else {
             // Fails only if the participant was evicted.
@@ -102,7 +102,7 @@ impl SeatLease {
     }
 
     #[cold]
-    pub(super) fn corrupt(&self, Wild(what): Wild) -> Error {
+    pub(super) fn corrupt(&self, WildWord(what): WildWord) -> Error {
         // If it was evicted during the call, other participants may have changed its buffers.
         if let Err(error) = self.check_seated() {
             return error;

@@ -8,9 +8,9 @@ use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::{Broadcast, Writer};
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::mpmc::PushError;
-use crate::ring::{Full, INLINE_MAX_BYTES, Ring};
+use crate::ring::{INLINE_MAX_BYTES, Ring, RingFull};
 use crate::segment::prefetch_exclusive_at;
 
 /// A message being written: a MSG buffer, and optionally a DATA buffer, that no other participant has.
@@ -180,7 +180,7 @@ impl Link {
         match self.outgoing() {
             Ring::Spsc(ring) => {
                 let producer = self.producer(ring)?;
-                ring.push_inline(producer, ids, msg).map_err(|Full| self.full())
+                ring.push_inline(producer, ids, msg).map_err(|RingFull| self.full())
             }
             Ring::Mpmc(ring) => {
                 let Some((cell, owner)) = self.endpoint.loan_inline() else {
@@ -189,7 +189,7 @@ impl Link {
                 if let Some(lines) = self.core().inline_lines(cell) {
                     lines.write(ids, msg);
                 }
-                let entry = Entry::inline_cell(cell, owner.epoch(), msg.len());
+                let entry = RingEntry::inline_cell(cell, owner.epoch(), msg.len());
                 ring.push(&self.endpoint.shared_producer, entry).map_err(|error| {
                     self.endpoint.release_inline(cell, owner);
                     self.push_error(error)
@@ -209,9 +209,9 @@ impl Link {
         &self,
         ring: &Broadcast,
         writer: &Writer,
-        mut send: impl FnMut() -> std::result::Result<(), Full>,
+        mut send: impl FnMut() -> std::result::Result<(), RingFull>,
     ) -> Result<()> {
-        while let Err(Full) = send() {
+        while let Err(RingFull) = send() {
             if !self.evict_slow(ring, writer)? {
                 return Err(self.full());
             }
@@ -463,11 +463,11 @@ impl<'a> Loan<'a> {
     fn push(&mut self) -> Result<()> {
         let link = self.link;
         link.check_seated()?;
-        let entry = Entry::pooled(self.cell, self.owner.epoch());
+        let entry = RingEntry::pooled(self.cell, self.owner.epoch());
         match link.outgoing() {
             Ring::Spsc(ring) => {
                 let producer = link.producer(ring)?;
-                ring.push(producer, entry).map_err(|Full| link.full())
+                ring.push(producer, entry).map_err(|RingFull| link.full())
             }
             Ring::Mpmc(ring) => {
                 ring.push(&link.endpoint.shared_producer, entry).map_err(|error| link.push_error(error))?;

@@ -10,11 +10,11 @@ use super::inline_buffers::InlineBuffers;
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
-use crate::ring::broadcast::{Broadcast, HOLDS_MAX, TakeError, Token};
-use crate::ring::entry::Entry;
+use crate::ring::broadcast::{Broadcast, HOLDS_MAX, ReadToken, TakeError};
+use crate::ring::entry::RingEntry;
 use crate::ring::inline::InlineLines;
 use crate::ring::spsc::TakenMessage;
-use crate::ring::{Ring, Wild};
+use crate::ring::{Ring, WildWord};
 
 /// A received message. It holds its buffers until it is dropped; then they can be loaned again, by this handle first.
 ///
@@ -61,7 +61,7 @@ impl ReceivedParts {
         core: &Core,
         cell: EntryCell<'_>,
         owner: MsgOwner,
-    ) -> std::result::Result<Self, Wild> {
+    ) -> std::result::Result<Self, WildWord> {
         let EntryCell { line, index: cell, bytes } = cell;
         let (descriptor, data) = core.descriptor_in(line, cell, owner)?;
         Ok(Self { bytes, descriptor, owner, cell, data })
@@ -71,16 +71,16 @@ impl ReceivedParts {
     #[inline(always)]
     pub(super) fn inline(
         words_before: usize,
-        entry: Entry,
+        entry: RingEntry,
         lines: InlineLines<'_>,
         buffers: &InlineBuffers,
-    ) -> std::result::Result<Self, Wild> {
+    ) -> std::result::Result<Self, WildWord> {
         let Some(all) = entry.inline_len() else {
-            return Err(Wild("an inline message longer than its slot"));
+            return Err(WildWord("an inline message longer than its slot"));
         };
         let before = u32::try_from(words_before * size_of::<u64>()).unwrap_or(u32::MAX);
         let Some(len) = all.checked_sub(before) else {
-            return Err(Wild("an inline request without its id"));
+            return Err(WildWord("an inline request without its id"));
         };
         let (msg_id, cell_id) = unpack(lines.ids());
         let bytes = buffers.put(|words| {
@@ -295,7 +295,11 @@ impl Link {
 
     /// A message in a MSG buffer that other readers receive, too.
     #[inline(always)]
-    fn shared_with_others(&self, entry: Entry, token: Token) -> std::result::Result<Message<'_>, Wild> {
+    fn shared_with_others(
+        &self,
+        entry: RingEntry,
+        token: ReadToken,
+    ) -> std::result::Result<Message<'_>, WildWord> {
         let (cell, owner) = self.core().look_published(entry)?;
         let (descriptor, data) = self.core().read_descriptor(cell, owner)?;
         let bytes = self.endpoint.msg_pool().buffer(cell);
@@ -307,16 +311,20 @@ impl Link {
     #[inline(always)]
     fn open_shared(
         &self,
-        entry: Entry,
+        entry: RingEntry,
         cell: EntryCell<'_>,
         word: u64,
-    ) -> std::result::Result<Message<'_>, Wild> {
+    ) -> std::result::Result<Message<'_>, WildWord> {
         if entry.is_inline() { self.inline_cell(entry, word) } else { self.pooled(cell, word) }
     }
 
     /// A message in a MSG buffer of which this participant has just become the owner.
     #[inline(always)]
-    pub(super) fn pooled(&self, cell: EntryCell<'_>, word: u64) -> std::result::Result<Message<'_>, Wild> {
+    pub(super) fn pooled(
+        &self,
+        cell: EntryCell<'_>,
+        word: u64,
+    ) -> std::result::Result<Message<'_>, WildWord> {
         let owner = MsgOwner(word).borrowed(self.endpoint.me.seat);
         match ReceivedParts::pooled(self.core(), cell, owner) {
             Ok(received) => Ok(Message { link: self, received }),
@@ -335,16 +343,20 @@ impl Link {
 
     /// An inline message: copied, so that its lines are free at once.
     #[inline(always)]
-    fn inline(&self, entry: Entry, lines: InlineLines<'_>) -> std::result::Result<Message<'_>, Wild> {
+    fn inline(&self, entry: RingEntry, lines: InlineLines<'_>) -> std::result::Result<Message<'_>, WildWord> {
         ReceivedParts::inline(0, entry, lines, &self.inline_buffers).map(|received| self.message(received))
     }
 
     /// An inline message in a cell of which this participant has just become the owner.
     #[inline(always)]
-    pub(super) fn inline_cell(&self, entry: Entry, word: u64) -> std::result::Result<Message<'_>, Wild> {
+    pub(super) fn inline_cell(
+        &self,
+        entry: RingEntry,
+        word: u64,
+    ) -> std::result::Result<Message<'_>, WildWord> {
         let (cell, owner) = (entry.wild_cell(), MsgOwner(word).borrowed(self.endpoint.me.seat));
         let Some(lines) = self.core().inline_lines(cell) else {
-            return Err(Wild("an inline cell on a link that has none"));
+            return Err(WildWord("an inline cell on a link that has none"));
         };
         let message = self.inline(entry, lines);
         self.endpoint.release_inline(cell, owner);
@@ -359,7 +371,7 @@ impl Link {
         if owner == INLINE {
             self.inline_buffers.give_back(bytes);
         } else if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
-            ring.release(self.endpoint.reader(), Token(token));
+            ring.release(self.endpoint.reader(), ReadToken(token));
         } else {
             // Fails only if this participant was evicted, and then others have the buffers.
             let _ = self.endpoint.release(cell, owner, data);

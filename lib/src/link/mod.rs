@@ -91,7 +91,7 @@ use crate::config::{Backing, MAX_READERS, PoolId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{MAX_SEATS, Participant, PeerObserver, SeatIndex, SeatStage, Seats, Side};
 use crate::ring::broadcast::{Broadcast, Writer};
-use crate::ring::{Ring, Wild, spsc};
+use crate::ring::{Ring, WildWord, spsc};
 use crate::segment::Memory;
 use crate::segment::layout::PoolLayout;
 use crate::segment::lock::Lock;
@@ -547,7 +547,7 @@ impl Link {
     }
 
     #[cold]
-    fn corrupt(&self, wild: Wild) -> Error {
+    fn corrupt(&self, wild: WildWord) -> Error {
         self.lease.corrupt(wild)
     }
 

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::DataOwner;
 use crate::pool::owner::MsgOwner;
 use crate::ring::Ring;
-use crate::ring::broadcast::Token;
+use crate::ring::broadcast::ReadToken;
 use crate::sync::LINE_BYTES;
 
 /// A received message that does not borrow from its link. It can be kept next to the [`Link`] in a struct, moved to another
@@ -76,7 +76,7 @@ impl Message<'_> {
         let (link, received) = (self.link(), self.received);
         let lease = Arc::clone(&link.lease);
         if let (Some(token), Ring::Broadcast(ring)) = (received.owner.token(), link.incoming()) {
-            let (reader, token) = (link.endpoint.reader(), Token(token));
+            let (reader, token) = (link.endpoint.reader(), ReadToken(token));
             if received.data.parts().is_some_and(|(pool, _)| link.core().pool(pool).is_none()) {
                 ring.own_hold(reader, token);
             } else if !ring.own(reader, token) {
@@ -200,16 +200,16 @@ pub struct OwnedLoan {
     cell: u32,
     owner: MsgOwner,
     buffer: DataRef,
-    msg: Part,
-    data: Part,
+    msg: OwnedPart,
+    data: OwnedPart,
     lease: Arc<SeatLease>,
 }
 
 /// Address and length of some bytes of a buffer.
 #[derive(Clone, Copy)]
-struct Part(NonNull<u8>, usize);
+struct OwnedPart(NonNull<u8>, usize);
 
-impl Part {
+impl OwnedPart {
     fn of(bytes: &mut [u8]) -> Self {
         Self(NonNull::from(&mut *bytes).cast(), bytes.len())
     }
@@ -231,9 +231,9 @@ impl Loan<'_> {
     /// Makes the loan independent of the link's handle, with the lengths that are set.
     pub fn into_owned(mut self) -> OwnedLoan {
         let (msg, data) = self.set_lengths();
-        let msg = self.resize_msg(msg).map_or(Part(NonNull::dangling(), 0), Part::of);
+        let msg = self.resize_msg(msg).map_or(OwnedPart(NonNull::dangling(), 0), OwnedPart::of);
         // Without a DATA part, or with one in device memory, there are no bytes to write.
-        let data = self.resize_data(data).map_or(Part(NonNull::dangling(), 0), Part::of);
+        let data = self.resize_data(data).map_or(OwnedPart(NonNull::dangling(), 0), OwnedPart::of);
         let lease = Arc::clone(&self.link().lease);
         let held = ManuallyDrop::new(self);
         OwnedLoan { cell: held.cell, owner: held.owner, buffer: held.data, msg, data, lease }
@@ -241,7 +241,7 @@ impl Loan<'_> {
 }
 
 #[expect(unsafe_code, reason = "the bytes of buffers that this loan holds exclusively")]
-fn bytes_mut(_loan: &mut OwnedLoan, Part(start, len): Part) -> &mut [u8] {
+fn bytes_mut(_loan: &mut OwnedLoan, OwnedPart(start, len): OwnedPart) -> &mut [u8] {
     // SAFETY: `resize_msg` or `resize_data` returned these bytes to the original loan, and the lease keeps them mapped.
     unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
@@ -264,7 +264,7 @@ impl OwnedLoan {
         let cell = Cell(msg.table.cell(index));
         cell.clear();
         let owner = MsgOwner(word);
-        let none = Part(NonNull::dangling(), 0);
+        let none = OwnedPart(NonNull::dangling(), 0);
         // Dropped on an error, it frees the MSG buffer.
         let mut loan = Self {
             cell: index,
@@ -274,7 +274,7 @@ impl OwnedLoan {
             data: none,
             lease: Arc::clone(lease),
         };
-        let bytes = |start| Part(start, len as usize);
+        let bytes = |start| OwnedPart(start, len as usize);
         if pool == PoolId::CpuMsg {
             cell.set_msg_len(len);
             loan.msg = bytes(msg.buffer(index));

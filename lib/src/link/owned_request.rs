@@ -15,7 +15,7 @@ use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::SeatIndex;
 use crate::pool::owner::MsgOwner;
-use crate::ring::Wild;
+use crate::ring::WildWord;
 use crate::ring::reply::TakenReply;
 
 /// A pending reply that does not borrow from its link. It can be kept next to the [`Link`](crate::Link) in a struct, and be
@@ -87,7 +87,7 @@ impl OwnedPendingReply {
 }
 
 /// Creates a message from a reply that was taken.
-fn received(lease: &Arc<SeatLease>, taken: &TakenReply) -> std::result::Result<OwnedMessage, Wild> {
+fn received(lease: &Arc<SeatLease>, taken: &TakenReply) -> std::result::Result<OwnedMessage, WildWord> {
     let (cell, owner) = (taken.entry.wild_cell(), MsgOwner(taken.word).borrowed(lease.me.seat));
     let core = lease.core();
     let received = if !taken.entry.is_inline() {
@@ -97,7 +97,7 @@ fn received(lease: &Arc<SeatLease>, taken: &TakenReply) -> std::result::Result<O
         lease.free_inline(cell, owner);
         copied
     } else {
-        Err(Wild("an inline cell on a link that has none"))
+        Err(WildWord("an inline cell on a link that has none"))
     };
     if received.is_err() && !taken.entry.is_inline() {
         lease.free_taken(taken.entry, owner);

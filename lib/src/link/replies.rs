@@ -8,9 +8,9 @@ use super::lease::SeatLease;
 use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::owner::MsgOwner;
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::reply::{ReplyOutcome, RequestId, Status, TakenReply};
-use crate::ring::{INLINE_MAX_BYTES, REPLIES_MAX, Wild};
+use crate::ring::{INLINE_MAX_BYTES, REPLIES_MAX, WildWord};
 
 /// How often a server that waits until a client has less than its share checks for it. A client that takes the last reply to
 /// a request does not wake servers, so that most replies cost none a wake-up.
@@ -71,7 +71,7 @@ impl ReplyCursor {
             Status::ServerDied(pid) => Error::from(ErrorKind::ServerGone { link: lease.link(), pid }),
             Status::Unanswered(pid) => Error::from(ErrorKind::Unanswered { link: lease.link(), pid }),
             Status::Pending | Status::Over => {
-                lease.corrupt(Wild("a reply slot that another participant has changed"))
+                lease.corrupt(WildWord("a reply slot that another participant has changed"))
             }
         })
     }
@@ -175,7 +175,7 @@ impl ReplyWriter {
         is_last: bool,
     ) -> std::result::Result<bool, (Error, bool)> {
         self.check(lease).map_err(|error| (error, false))?;
-        let entry = Entry::pooled(cell, owner.epoch());
+        let entry = RingEntry::pooled(cell, owner.epoch());
         let pushed = lease.push_reply(self.id, self.sent, is_last, entry);
         if pushed == ReplyOutcome::Sent {
             // As in a send.
@@ -212,7 +212,7 @@ impl ReplyWriter {
         lease: &SeatLease,
         pushed: ReplyOutcome,
         is_last: bool,
-        entry: Option<Entry>,
+        entry: Option<RingEntry>,
     ) -> Result<bool> {
         match pushed {
             ReplyOutcome::Sent => {

@@ -10,17 +10,17 @@ use super::endpoint::Endpoint;
 use crate::config::PoolId;
 use crate::participant::{Participant, SeatIndex};
 use crate::pool::owner::{Holder, MsgOwner};
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::mpmc::{Mpmc, PushError};
 use crate::ring::reply::{ReplyOutcome, ReplySlot, RequestId, Status, TakenReply, Window};
-use crate::ring::{INLINE_MAX_BYTES, Ring, Wild};
+use crate::ring::{INLINE_MAX_BYTES, Ring, WildWord};
 use crate::sync::{Ordering, fence};
 
 /// A request that was taken off the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakenRequest {
     pub(crate) id: RequestId,
-    pub(crate) entry: Entry,
+    pub(crate) entry: RingEntry,
     /// The owner word of the buffer or cell, which the server holds until the request is over.
     pub(crate) owner: MsgOwner,
 }
@@ -47,13 +47,13 @@ impl Core {
     #[inline]
     fn has_share_of(&self, requests: &Requests, id: RequestId, position: u64, place: usize) -> bool {
         requests.shares[place].is_none_or(|share| {
-            let is_here = |entry: Entry| self.is_reply_in(entry, place);
+            let is_here = |entry: RingEntry| self.is_reply_in(entry, place);
             share.allows(&requests.replies, &self.seats, id, position, is_here)
         })
     }
 
     /// Whether a reply, which its client may take and free meanwhile, has a buffer or cell in this table.
-    fn is_reply_in(&self, entry: Entry, place: usize) -> bool {
+    fn is_reply_in(&self, entry: RingEntry, place: usize) -> bool {
         if entry.is_inline() || place == INLINE || place == PoolId::CpuMsg as usize {
             return entry.is_inline() == (place == INLINE);
         }
@@ -64,7 +64,7 @@ impl Core {
 
     /// The tables with the buffers of a reply, which its sender holds. The same twice if there is one.
     #[inline]
-    pub(super) fn reply_places(&self, entry: Entry) -> [usize; 2] {
+    pub(super) fn reply_places(&self, entry: RingEntry) -> [usize; 2] {
         if entry.is_inline() {
             return [INLINE; 2];
         }
@@ -107,7 +107,7 @@ impl Endpoint {
         // Pairs with the Acquire of `Core::request_id`: a recovery that reads the id sees that the cell was loaned.
         fence(Ordering::Release);
         self.cell(cell).set_request(id);
-        requests.mpmc().push(&self.request_producer, Entry::pooled(cell, owner.epoch()))
+        requests.mpmc().push(&self.request_producer, RingEntry::pooled(cell, owner.epoch()))
     }
 
     /// Sends a request of at most [`REQUEST_INLINE_MAX_BYTES`](crate::REQUEST_INLINE_MAX_BYTES).
@@ -123,7 +123,7 @@ impl Endpoint {
         if let Some(lines) = self.core.inline_lines(cell) {
             lines.write(ids, &bytes[..len]);
         }
-        let entry = Entry::inline_cell(cell, owner.epoch(), len);
+        let entry = RingEntry::inline_cell(cell, owner.epoch(), len);
         requests.mpmc().push(&self.request_producer, entry).map_err(|error| {
             self.release_inline(cell, owner);
             InlineError::Push(error)
@@ -135,7 +135,7 @@ impl Endpoint {
 impl Endpoint {
     /// Takes the oldest request off the ring.
     #[inline]
-    pub(crate) fn take_request(&self) -> Result<Option<TakenRequest>, Wild> {
+    pub(crate) fn take_request(&self) -> Result<Option<TakenRequest>, WildWord> {
         let Some(requests) = self.core.requests() else { return Ok(None) };
         let Some((entry, _, word)) = requests.mpmc().pop(&self.receiving())? else { return Ok(None) };
         let place = if entry.is_inline() { INLINE } else { PoolId::CpuMsg as usize };
@@ -150,7 +150,7 @@ impl Endpoint {
             Some(id) => Ok(Some(TakenRequest { id, entry, owner })),
             None => {
                 self.free_taken(entry, owner);
-                Err(Wild("a request that does not name its client"))
+                Err(WildWord("a request that does not name its client"))
             }
         }
     }
@@ -187,7 +187,7 @@ pub(crate) trait RequestSteps {
 
     /// Makes this participant the owner of the reply at `position`, if there is one.
     #[inline]
-    fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<TakenReply>, Wild> {
+    fn take_reply(&self, id: RequestId, position: u64) -> Result<Option<TakenReply>, WildWord> {
         let Some(slot) = self.slot(id) else { return Ok(None) };
         match slot.take(id.number, position, &self.core().receiving(self.me().seat)) {
             Ok(Some(taken)) if taken.is_stale => {
@@ -228,7 +228,7 @@ pub(crate) trait RequestSteps {
     }
 
     /// Frees a message that was taken and is not opened.
-    fn free_taken(&self, entry: Entry, owner: MsgOwner) {
+    fn free_taken(&self, entry: RingEntry, owner: MsgOwner) {
         let cell = entry.wild_cell();
         if entry.is_inline() {
             self.free_inline(cell, owner);
@@ -255,7 +255,7 @@ pub(crate) trait RequestSteps {
 
     /// Sends the reply at `position` of this request.
     #[inline]
-    fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: Entry) -> ReplyOutcome {
+    fn push_reply(&self, id: RequestId, position: u64, is_last: bool, entry: RingEntry) -> ReplyOutcome {
         let core = self.core();
         let Some(slot) = self.slot(id) else { return ReplyOutcome::Unwanted };
         // The count has no orderings, and models have few cells.
@@ -283,7 +283,7 @@ pub(crate) trait RequestSteps {
             lines.write(ids, msg);
         }
         let pushed =
-            self.push_reply(id, position, is_last, Entry::inline_cell(cell, owner.epoch(), msg.len()));
+            self.push_reply(id, position, is_last, RingEntry::inline_cell(cell, owner.epoch(), msg.len()));
         if pushed != ReplyOutcome::Sent {
             self.free_inline(cell, owner);
         }

@@ -5,11 +5,11 @@ use super::stage::{abandon, attach, link, receive, send_inline};
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::pool::owner::MsgOwner;
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 use crate::ring::{Look, Owners, Ring};
 
 /// Loans and releases until the cell of `entry` is loaned with the same epoch bits that the entry has.
-fn go_round(endpoint: &Endpoint, entry: Entry) {
+fn go_round(endpoint: &Endpoint, entry: RingEntry) {
     let others: Vec<_> = std::iter::from_fn(|| endpoint.loan_inline()).collect();
     let (cell, owner) = others.into_iter().find(|(cell, _)| *cell == entry.wild_cell()).expect("it is free");
     endpoint.release_inline(cell, owner);

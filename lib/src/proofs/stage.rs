@@ -8,12 +8,12 @@ use crate::link::endpoint::Endpoint;
 use crate::link::request_steps::{RequestSteps as _, TakenRequest};
 use crate::participant::{Participant, Side};
 use crate::pool::owner::MsgOwner;
-use crate::ring::broadcast::{TakeError, Token};
-use crate::ring::entry::Entry;
+use crate::ring::broadcast::{ReadToken, TakeError};
+use crate::ring::entry::RingEntry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplyOutcome, RequestId};
 use crate::ring::spsc::TakenMessage;
-use crate::ring::{Ring, Wild};
+use crate::ring::{Ring, WildWord};
 use crate::segment::layout::LinkShape;
 
 pub(super) const DATA: PoolId = PoolId::CpuData;
@@ -118,7 +118,7 @@ fn data_ref(held: &HeldBuffers) -> DataRef {
 
 pub(super) fn release(endpoint: &Endpoint, held: &HeldBuffers) -> bool {
     if let (Some(token), Ring::Broadcast(ring)) = (held.owner.token(), &endpoint.incoming) {
-        ring.release(endpoint.reader(), Token(token));
+        ring.release(endpoint.reader(), ReadToken(token));
         return true;
     }
     endpoint.release(held.cell, held.owner, data_ref(held))
@@ -136,18 +136,18 @@ pub(super) type Release = Box<dyn FnOnce() + Send>;
 /// releases it, in any thread; `None` if it has to be copied.
 pub(super) fn own(reader: &Endpoint, held: &HeldBuffers) -> Option<Release> {
     let (Some(token), Ring::Broadcast(ring)) = (held.owner.token(), &reader.incoming) else { unreachable!() };
-    if !ring.own(reader.reader(), Token(token)) {
+    if !ring.own(reader.reader(), ReadToken(token)) {
         return None;
     }
     let (owned, who, core) = (reader.reader().owned.clone(), reader.me, reader.core.clone());
     Some(Box::new(move || {
         let Ring::Broadcast(ring) = core.incoming(who.word.side()) else { unreachable!() };
-        ring.release_owned(&owned, &who, &core.seats, Token(token));
+        ring.release_owned(&owned, &who, &core.seats, ReadToken(token));
     }))
 }
 
-pub(super) fn entry_of(held: &HeldBuffers) -> Entry {
-    Entry::pooled(held.cell, held.owner.epoch())
+pub(super) fn entry_of(held: &HeldBuffers) -> RingEntry {
+    RingEntry::pooled(held.cell, held.owner.epoch())
 }
 
 pub(super) fn describe(endpoint: &Endpoint, held: &HeldBuffers) {
@@ -197,7 +197,7 @@ pub(super) fn send_inline_of(endpoint: &Endpoint, msg_id: i32, len: usize) -> Re
         Ring::Mpmc(ring) => {
             let (cell, owner) = endpoint.loan_inline().ok_or(InlineError::NoCell)?;
             endpoint.core.inline_lines(cell).expect("inline cells").write(ids, &msg);
-            let entry = Entry::inline_cell(cell, owner.epoch(), len);
+            let entry = RingEntry::inline_cell(cell, owner.epoch(), len);
             ring.push(&endpoint.shared_producer, entry).map_err(|_| {
                 endpoint.release_inline(cell, owner);
                 InlineError::Full
@@ -210,15 +210,15 @@ pub(super) fn send_inline_of(endpoint: &Endpoint, msg_id: i32, len: usize) -> Re
     }
 }
 
-fn inline(entry: Entry, lines: InlineLines<'_>) -> Result<ReceivedItem, Wild> {
-    let len = entry.inline_len().ok_or(Wild("an inline message longer than its slot"))?;
+fn inline(entry: RingEntry, lines: InlineLines<'_>) -> Result<ReceivedItem, WildWord> {
+    let len = entry.inline_len().ok_or(WildWord("an inline message longer than its slot"))?;
     let msg_id = ((lines.ids() >> 32) as u32).cast_signed();
     let mut words = [0; 14];
     lines.read(len, &mut words);
     Ok(ReceivedItem::Inline(msg_id, words[0], words[len as usize / 8 - 1]))
 }
 
-fn pooled(endpoint: &Endpoint, cell: u32, word: u64) -> Result<ReceivedItem, Wild> {
+fn pooled(endpoint: &Endpoint, cell: u32, word: u64) -> Result<ReceivedItem, WildWord> {
     let owner = MsgOwner(word).borrowed(endpoint.me.seat);
     match endpoint.core.read_descriptor(cell, owner) {
         Ok((descriptor, data)) => Ok(ReceivedItem::Pooled(HeldBuffers {
@@ -234,7 +234,7 @@ fn pooled(endpoint: &Endpoint, cell: u32, word: u64) -> Result<ReceivedItem, Wil
     }
 }
 
-fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedItem, Wild> {
+fn open_shared(endpoint: &Endpoint, entry: RingEntry, word: u64) -> Result<ReceivedItem, WildWord> {
     if !entry.is_inline() {
         return pooled(endpoint, entry.wild_cell(), word);
     }
@@ -245,7 +245,7 @@ fn open_shared(endpoint: &Endpoint, entry: Entry, word: u64) -> Result<ReceivedI
 }
 
 /// As `Link::receive`, in its order of steps.
-pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<ReceivedItem>, Wild> {
+pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<ReceivedItem>, WildWord> {
     let receiving = endpoint.receiving();
     match &endpoint.incoming {
         Ring::Spsc(ring) => {
@@ -281,7 +281,7 @@ pub(super) fn receive(endpoint: &Endpoint) -> Result<Option<ReceivedItem>, Wild>
 }
 
 /// The steps of `Link::shared_with_others`.
-fn shared(endpoint: &Endpoint, entry: Entry, token: Token) -> Result<ReceivedItem, Wild> {
+fn shared(endpoint: &Endpoint, entry: RingEntry, token: ReadToken) -> Result<ReceivedItem, WildWord> {
     let (cell, owner) = endpoint.core.look_published(entry)?;
     let (descriptor, data) = endpoint.core.read_descriptor(cell, owner)?;
     let owner = MsgOwner::of_token(token.0);
@@ -289,7 +289,7 @@ fn shared(endpoint: &Endpoint, entry: Entry, token: Token) -> Result<ReceivedIte
 }
 
 /// As `Link::receive_batch`, in its order of steps.
-pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<ReceivedItem>, Wild> {
+pub(super) fn receive_batch(endpoint: &Endpoint, max: usize) -> Result<Vec<ReceivedItem>, WildWord> {
     let receiving = endpoint.receiving();
     let mut all = Vec::new();
     match &endpoint.incoming {
@@ -339,7 +339,7 @@ pub(super) fn request_inline(endpoint: &Endpoint, msg_id: i32) -> Option<Request
 }
 
 /// The message id of a received request, and its DATA buffer.
-pub(super) fn open_request(endpoint: &Endpoint, taken: &TakenRequest) -> Result<HeldBuffers, Wild> {
+pub(super) fn open_request(endpoint: &Endpoint, taken: &TakenRequest) -> Result<HeldBuffers, WildWord> {
     let cell = taken.entry.wild_cell();
     if taken.entry.is_inline() {
         let lines = endpoint.core.inline_lines(cell).expect("inline cells");
@@ -386,7 +386,7 @@ pub(super) fn take_reply(
     endpoint: &Endpoint,
     id: RequestId,
     position: u64,
-) -> Result<Option<(ReceivedItem, bool)>, Wild> {
+) -> Result<Option<(ReceivedItem, bool)>, WildWord> {
     let Some(taken) = endpoint.take_reply(id, position)? else { return Ok(None) };
     if taken.is_last {
         endpoint.finish_request(id);

@@ -32,9 +32,9 @@ const fn low(value: u64, bits: u32) -> u64 {
 
 /// The low half of a slot's word: the message without the lap.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Entry(u64);
+pub(crate) struct RingEntry(u64);
 
-impl Entry {
+impl RingEntry {
     /// The MSG buffer `cell` in its epoch.
     #[inline]
     pub(crate) fn pooled(cell: u32, epoch: u64) -> Self {
@@ -121,26 +121,26 @@ mod tests {
     #[test]
     fn entry_round_trips_through_its_word() {
         for lap in [0, 1, u32::MAX] {
-            let entry = Entry::pooled((1 << CELL_BITS) - 1, 0xabcd_efff);
-            let (l, e) = Entry::split(entry.in_lap(lap));
+            let entry = RingEntry::pooled((1 << CELL_BITS) - 1, 0xabcd_efff);
+            let (l, e) = RingEntry::split(entry.in_lap(lap));
             assert_eq!((l, e), (lap, entry));
             assert_eq!((e.is_inline(), e.wild_cell()), (false, (1 << CELL_BITS) - 1));
             assert!(e.names(0xabcd_efff) && e.names(0xfff) && !e.names(0xabcd_effe));
 
             let last = (1 << INLINE_CELL_BITS) - 1;
-            let entry = Entry::inline_cell(last, 63, INLINE_MAX_BYTES);
-            let (l, e) = Entry::split(entry.in_lap(lap));
+            let entry = RingEntry::inline_cell(last, 63, INLINE_MAX_BYTES);
+            let (l, e) = RingEntry::split(entry.in_lap(lap));
             assert_eq!((l, e.is_inline(), e.wild_cell(), e.inline_len()), (lap, true, last, Some(112)));
             assert!(e.names(63) && e.names(127) && !e.names(62));
-            assert_eq!(Entry::inline_here(0).inline_len(), Some(0));
+            assert_eq!(RingEntry::inline_here(0).inline_len(), Some(0));
         }
     }
 
     #[test]
     fn lengths_that_no_sender_writes_are_refused() {
-        assert_eq!(Entry::WRITING.inline_len(), None);
+        assert_eq!(RingEntry::WRITING.inline_len(), None);
         for len in 113..128 {
-            assert_eq!(Entry(len << LENGTH_SHIFT | INLINE).inline_len(), None);
+            assert_eq!(RingEntry(len << LENGTH_SHIFT | INLINE).inline_len(), None);
         }
     }
 }

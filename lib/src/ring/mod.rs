@@ -30,7 +30,7 @@ pub(crate) mod spsc;
 use crate::config::BroadcastConfig;
 use crate::segment::{Lines, prefetch_exclusive};
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE};
-use entry::Entry;
+use entry::RingEntry;
 pub use inline::INLINE_MAX_BYTES;
 use inline::{FIRST_LINE_BYTES, InlineLines};
 pub use reply::{REPLIES_MAX, REQUEST_INLINE_MAX_BYTES};
@@ -58,11 +58,11 @@ const AHEAD: u64 = 4;
 
 /// The error of a full ring.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Full;
+pub(crate) struct RingFull;
 
 /// A value in shared memory that no correct participant writes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Wild(pub(crate) &'static str);
+pub(crate) struct WildWord(pub(crate) &'static str);
 
 /// The state of a message according to its owner word.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -78,23 +78,23 @@ pub(crate) trait Owners {
     /// The buffer or inline cell of an entry.
     type Cell: Copy;
     /// Checks the cell that an entry names.
-    fn cell(&self, entry: Entry) -> Result<Self::Cell, Wild>;
+    fn cell(&self, entry: RingEntry) -> Result<Self::Cell, WildWord>;
     /// Reads the owner word of an entry.
-    fn look_at(&self, entry: Entry, cell: Self::Cell) -> Result<Look, Wild>;
+    fn look_at(&self, entry: RingEntry, cell: Self::Cell) -> Result<Look, WildWord>;
     /// Becomes the owner of the message by one exchange. Returns `false` if another participant was faster.
     fn take_at(&self, cell: Self::Cell, word: u64) -> bool;
     /// As `take_at`, if no other participant can want the message: a store suffices.
     fn take_alone(&self, cell: Self::Cell, word: u64);
     /// Prefetches a message that will probably be received soon.
-    fn prefetch(&self, entry: Entry, cell: Self::Cell);
+    fn prefetch(&self, entry: RingEntry, cell: Self::Cell);
 
     /// As [`look_at`](Self::look_at), of an entry that was not checked.
-    fn look(&self, entry: Entry) -> Result<Look, Wild> {
+    fn look(&self, entry: RingEntry) -> Result<Look, WildWord> {
         self.look_at(entry, self.cell(entry)?)
     }
 
     /// As [`take_at`](Self::take_at), of an entry that was not checked.
-    fn take(&self, entry: Entry, word: u64) -> bool {
+    fn take(&self, entry: RingEntry, word: u64) -> bool {
         self.cell(entry).is_ok_and(|cell| self.take_at(cell, word))
     }
 }
@@ -158,7 +158,7 @@ impl Words {
     }
 
     #[inline(always)]
-    fn publish(&self, position: u64, entry: Entry) {
+    fn publish(&self, position: u64, entry: RingEntry) {
         self.view().publish(position, entry);
     }
 }
@@ -222,7 +222,7 @@ impl<'a> WordsView<'a> {
 
     /// Sends `entry` in the slot at `position`, where no other participant may send.
     #[inline(always)]
-    fn publish(self, position: u64, entry: Entry) {
+    fn publish(self, position: u64, entry: RingEntry) {
         // PUBLISH
         self.line(position).word(0).store(entry.in_lap(self.lap(position)), Ordering::Release);
         prefetch_exclusive(self.line(position.wrapping_add(AHEAD)));
@@ -235,7 +235,7 @@ pub(crate) enum Sight {
     /// No message was sent there yet.
     NotYet,
     /// This message was sent there, received or not.
-    Here(Entry),
+    Here(RingEntry),
     /// Overwritten: slots before this many later positions are overwritten, too.
     Overwritten(u64),
 }
@@ -312,10 +312,10 @@ impl Ring {
     /// The state of a position. Slots are never cleared, so an observer may be behind the consumers by a whole lap.
     pub(crate) fn sight(&self, position: u64) -> Sight {
         let words = self.words();
-        let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+        let (lap, entry) = RingEntry::split(self.slot(position).load(Ordering::Acquire));
         match lap.wrapping_sub(words.lap(position)).cast_signed() {
             // The writer of a broadcast ring is about to send the next lap's message.
-            0 if entry == Entry::WRITING => Sight::Overwritten(1),
+            0 if entry == RingEntry::WRITING => Sight::Overwritten(1),
             0 => Sight::Here(entry),
             later @ 1.. => {
                 // Of the lap that is being written, this slot is the last one known.
@@ -341,7 +341,7 @@ impl Ring {
         let words = self.words();
         let head = self.head();
         let is_sent = |position| {
-            let (lap, _) = Entry::split(self.slot(position).load(Ordering::Acquire));
+            let (lap, _) = RingEntry::split(self.slot(position).load(Ordering::Acquire));
             // Of the previous lap: not sent yet, and nothing after it either.
             lap.wrapping_add(1) != words.lap(position)
         };
@@ -357,7 +357,7 @@ impl Ring {
         }
         let head = self.head();
         // Relaxed: receiving checks again.
-        let (lap, _) = Entry::split(self.slot(head).load(Ordering::Relaxed));
+        let (lap, _) = RingEntry::split(self.slot(head).load(Ordering::Relaxed));
         lap == self.words().lap(head)
     }
 
@@ -365,12 +365,12 @@ impl Ring {
     ///
     /// While others use the ring this is a snapshot: it has every entry that was in the ring throughout, including entries
     /// of dead senders.
-    pub(crate) fn queued(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
+    pub(crate) fn queued(&self) -> impl Iterator<Item = (u64, RingEntry)> + '_ {
         let words = self.words();
         let head = self.head();
         (0..words.capacity())
             .map(move |i| head.wrapping_add(i))
-            .map(|position| (position, Entry::split(self.slot(position).load(Ordering::Acquire))))
+            .map(|position| (position, RingEntry::split(self.slot(position).load(Ordering::Acquire))))
             // A slot of the previous lap was not sent yet, nor was anything after it. A slot of a later lap was received
             // and sent again meanwhile: it is skipped.
             .take_while(move |&(position, (lap, _))| lap.wrapping_add(1) != words.lap(position))

@@ -14,8 +14,8 @@
 
 use std::cell::Cell;
 
-use super::entry::Entry;
-use super::{AHEAD, Full, HEAD, Look, Owners, TAIL, Wild, Words, WordsView};
+use super::entry::RingEntry;
+use super::{AHEAD, HEAD, Look, Owners, RingFull, TAIL, WildWord, Words, WordsView};
 use crate::segment::prefetch_exclusive;
 use crate::sync::{AtomicU64, Line, Ordering, WORDS_PER_LINE, spin};
 
@@ -39,11 +39,11 @@ pub(crate) struct Producer {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PushError {
     Full,
-    Wild(Wild),
+    Wild(WildWord),
 }
 
-impl From<Full> for PushError {
-    fn from(_: Full) -> Self {
+impl From<RingFull> for PushError {
+    fn from(_: RingFull) -> Self {
         Self::Full
     }
 }
@@ -60,14 +60,14 @@ impl Mpmc {
 
     /// Sends one message by its entry.
     #[inline(always)]
-    pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), PushError> {
+    pub(crate) fn push(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
         let words = self.words.view();
         let tail = words.control(TAIL);
         for _ in 0..words.capacity() + ROUNDS_MAX {
             let position = tail.load(Ordering::Acquire);
             let slot = slot(words, position);
             let seen = slot.load(Ordering::Acquire);
-            let lap = Entry::split(seen).0;
+            let lap = RingEntry::split(seen).0;
             let here = words.lap(position);
             if lap == here {
                 // Another producer published here and has not moved `tail` yet, or died before it could.
@@ -100,12 +100,12 @@ impl Mpmc {
                 return Ok(());
             }
         }
-        Err(PushError::Wild(Wild("a ring whose slots never settle")))
+        Err(PushError::Wild(WildWord("a ring whose slots never settle")))
     }
 
     /// Receives one message: its entry, its cell and its owner word.
     #[inline(always)]
-    pub(crate) fn pop<O: Owners>(&self, owners: &O) -> Result<Option<(Entry, O::Cell, u64)>, Wild> {
+    pub(crate) fn pop<O: Owners>(&self, owners: &O) -> Result<Option<(RingEntry, O::Cell, u64)>, WildWord> {
         let start = self.words.control(HEAD).load(Ordering::Acquire);
         let mut position = start;
         let taken = self.take(&mut position, owners);
@@ -117,9 +117,9 @@ impl Mpmc {
 
     /// Receives the message at `position`, unless it was received or is damaged, and moves `head` past it. Later messages
     /// stay. The caller has done this for every message before.
-    pub(crate) fn pop_at<O: Owners>(&self, position: u64, owners: &O) -> Option<(Entry, O::Cell, u64)> {
+    pub(crate) fn pop_at<O: Owners>(&self, position: u64, owners: &O) -> Option<(RingEntry, O::Cell, u64)> {
         // PUBLISH
-        let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+        let (lap, entry) = RingEntry::split(self.slot(position).load(Ordering::Acquire));
         let cell = owners.cell(entry).ok().filter(|_| lap == self.words.lap(position));
         let look = cell.map(|cell| (cell, owners.look_at(entry, cell)));
         // After the owner word was read, as in `take`.
@@ -140,8 +140,8 @@ impl Mpmc {
         &self,
         owners: &O,
         max: usize,
-        mut each: impl FnMut(Entry, O::Cell, u64),
-    ) -> Result<usize, Wild> {
+        mut each: impl FnMut(RingEntry, O::Cell, u64),
+    ) -> Result<usize, WildWord> {
         let start = self.words.control(HEAD).load(Ordering::Acquire);
         let mut position = start;
         let mut taken = 0;
@@ -179,13 +179,17 @@ impl Mpmc {
     /// Becomes the owner of the first message at or after `position`, and moves `position` past it. The caller moves
     /// `head`.
     #[inline(always)]
-    fn take<O: Owners>(&self, position: &mut u64, owners: &O) -> Result<Option<(Entry, O::Cell, u64)>, Wild> {
+    fn take<O: Owners>(
+        &self,
+        position: &mut u64,
+        owners: &O,
+    ) -> Result<Option<(RingEntry, O::Cell, u64)>, WildWord> {
         let words = self.words.view();
         let head = words.control(HEAD);
         for _ in 0..words.capacity() + ROUNDS_MAX {
             let at = *position;
             // PUBLISH
-            let (lap, entry) = Entry::split(slot(words, at).load(Ordering::Acquire));
+            let (lap, entry) = RingEntry::split(slot(words, at).load(Ordering::Acquire));
             let here = words.lap(at);
             if lap.wrapping_add(1) == here {
                 return Ok(None);
@@ -222,7 +226,7 @@ impl Mpmc {
             match look {
                 Ok((cell, Look::Here(word))) => {
                     let later = at.wrapping_add(AHEAD);
-                    let (lap, next) = Entry::split(slot(words, later).load(Ordering::Relaxed));
+                    let (lap, next) = RingEntry::split(slot(words, later).load(Ordering::Relaxed));
                     if lap == words.lap(later)
                         && let Ok(next_cell) = owners.cell(next)
                     {
@@ -241,7 +245,7 @@ impl Mpmc {
                 }
             }
         }
-        Err(Wild("a ring whose slots never settle"))
+        Err(WildWord("a ring whose slots never settle"))
     }
 
     /// Separates what an evicted producer has sent from what it has not. A message is in the ring when this thread looks at
@@ -256,7 +260,7 @@ impl Mpmc {
     pub(crate) fn settle(&self, owners: &impl Owners) {
         let mut position = self.words.control(HEAD).load(Ordering::Acquire);
         for _ in 0..self.words.capacity() {
-            let (lap, entry) = Entry::split(self.slot(position).load(Ordering::Acquire));
+            let (lap, entry) = RingEntry::split(self.slot(position).load(Ordering::Acquire));
             if lap != self.words.lap(position) || owners.look(entry) != Ok(Look::Gone) {
                 break;
             }
@@ -325,7 +329,7 @@ mod tests {
         let ring = Ring::new(lines(CONTROL_LINES), lines(1), &lines(0), 2, Kind::Mpmc);
         let Ring::Mpmc(ring) = ring else { unreachable!() };
         let (me, head) = (Producer::default(), ring.words.control(HEAD));
-        let send = |cell| ring.push(&me, Entry::pooled(cell, 1));
+        let send = |cell| ring.push(&me, RingEntry::pooled(cell, 1));
         assert_eq!((send(0), send(1), send(2)), (Ok(()), Ok(()), Err(PushError::Full)));
         head.store(1 << 40, Ordering::Relaxed);
         assert_eq!(send(2), Ok(()), "the ring says that all was received");

@@ -19,9 +19,9 @@
 //! - `ROOM`: the client's Release on a reply word, the server's Acquire of it: the client has taken the previous reply.
 //! - `OVER`: Release on the status by the side that ends a request, Acquire by the other side.
 
-use super::entry::Entry;
+use super::entry::RingEntry;
 use super::inline::INLINE_MAX_BYTES;
-use super::{Look, Owners, Wild};
+use super::{Look, Owners, WildWord};
 use crate::config::MAX_REQUEST_WINDOW;
 use crate::participant::SeatIndex;
 use crate::segment::Lines;
@@ -119,7 +119,7 @@ pub(crate) enum ReplyOutcome {
 /// A reply that this participant owns now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct TakenReply {
-    pub(crate) entry: Entry,
+    pub(crate) entry: RingEntry,
     /// Its owner word before it was taken.
     pub(crate) word: u64,
     pub(crate) is_last: bool,
@@ -203,7 +203,7 @@ impl ReplySlots {
     /// Replies that a seat has not taken, of those that count.
     ///
     /// Other participants send and take replies meanwhile, so this is one look.
-    pub(crate) fn left_by(&self, seat: SeatIndex, counts: impl Fn(Entry) -> bool) -> RepliesLeft {
+    pub(crate) fn left_by(&self, seat: SeatIndex, counts: impl Fn(RingEntry) -> bool) -> RepliesLeft {
         let left = self.of(seat).map(|slot| slot.left(&counts));
         left.fold(RepliesLeft::default(), |all, replies| RepliesLeft {
             replies: all.replies + replies,
@@ -265,17 +265,17 @@ impl<'a> ReplySlot<'a> {
     }
 
     /// Replies that were not taken, of those that count.
-    fn left(self, counts: impl Fn(Entry) -> bool) -> u32 {
+    fn left(self, counts: impl Fn(RingEntry) -> bool) -> u32 {
         self.replies()
             .map(|word| word.load(Ordering::Relaxed))
-            .map(|seen| seen & FULL != 0 && counts(Entry::split(low(seen, 32)).1))
+            .map(|seen| seen & FULL != 0 && counts(RingEntry::split(low(seen, 32)).1))
             .map(u32::from)
             .sum()
     }
 
     /// Sends a reply. `position` counts the replies to this request.
     #[inline]
-    pub(crate) fn push(self, number: u64, position: u64, is_last: bool, entry: Entry) -> ReplyOutcome {
+    pub(crate) fn push(self, number: u64, position: u64, is_last: bool, entry: RingEntry) -> ReplyOutcome {
         let word = self.reply(position);
         let tag = low(number, TAG_BITS) << TAG_SHIFT;
         let new = tag | if is_last { LAST } else { 0 } | FULL | entry.in_lap(0);
@@ -305,7 +305,7 @@ impl<'a> ReplySlot<'a> {
         number: u64,
         position: u64,
         owners: &impl Owners,
-    ) -> Result<Option<TakenReply>, Wild> {
+    ) -> Result<Option<TakenReply>, WildWord> {
         let word = self.reply(position);
         // REPLY
         let seen = word.load(Ordering::Acquire);
@@ -323,8 +323,8 @@ impl<'a> ReplySlot<'a> {
         seen: u64,
         tag: u64,
         owners: &impl Owners,
-    ) -> Result<Option<TakenReply>, Wild> {
-        let (_, entry) = Entry::split(low(seen, 32));
+    ) -> Result<Option<TakenReply>, WildWord> {
+        let (_, entry) = RingEntry::split(low(seen, 32));
         let look = owners.look(entry);
         // After the owner word was read: if the reply was not taken yet, the owner word is of this reply and not of a later
         // loan.
@@ -424,12 +424,12 @@ impl<'a> ReplySlot<'a> {
     }
 
     /// The entries of waiting replies to any request. For recovery.
-    pub(crate) fn waiting(self) -> impl Iterator<Item = Entry> + 'a {
+    pub(crate) fn waiting(self) -> impl Iterator<Item = RingEntry> + 'a {
         // An exchange: of an eviction, which comes before this, and a reply that the evicted server publishes, one side
         // sees the other.
         self.replies().filter_map(|word| {
             let seen = word.fetch_add(0, Ordering::AcqRel);
-            (seen & FULL != 0).then(|| Entry::split(low(seen, 32)).1)
+            (seen & FULL != 0).then(|| RingEntry::split(low(seen, 32)).1)
         })
     }
 
@@ -439,8 +439,8 @@ impl<'a> ReplySlot<'a> {
     }
 
     /// The entries of waiting replies; for observers.
-    pub(crate) fn seen(self) -> impl Iterator<Item = Entry> + 'a {
+    pub(crate) fn seen(self) -> impl Iterator<Item = RingEntry> + 'a {
         let words = self.replies().map(|word| word.load(Ordering::Acquire));
-        words.filter(|word| word & FULL != 0).map(|word| Entry::split(low(word, 32)).1)
+        words.filter(|word| word & FULL != 0).map(|word| RingEntry::split(low(word, 32)).1)
     }
 }

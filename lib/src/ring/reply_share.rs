@@ -22,7 +22,7 @@
 
 use super::reply::{RepliesLeft, ReplySlots, RequestId};
 use crate::participant::{MAX_SEATS, SeatIndex, Seats, Side};
-use crate::ring::entry::Entry;
+use crate::ring::entry::RingEntry;
 
 /// The number of seats, by which a table is divided.
 #[expect(clippy::cast_possible_truncation, reason = "64 seats")]
@@ -73,7 +73,7 @@ impl ReplyShare {
         seats: &Seats,
         id: RequestId,
         position: u64,
-        is_here: impl Fn(Entry) -> bool,
+        is_here: impl Fn(RingEntry) -> bool,
     ) -> bool {
         // The client takes replies in their order.
         let slot = replies.slot(id);
@@ -93,7 +93,7 @@ impl ReplyShare {
         seats: &Seats,
         id: RequestId,
         has_earlier: bool,
-        is_here: impl Fn(Entry) -> bool,
+        is_here: impl Fn(RingEntry) -> bool,
     ) -> bool {
         let own = replies.left_by(id.seat, &is_here);
         let mut all = [RepliesLeft::default(); MAX_SEATS];

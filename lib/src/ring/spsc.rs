@@ -10,9 +10,9 @@
 
 use std::cell::Cell;
 
-use super::entry::Entry;
+use super::entry::RingEntry;
 use super::inline::InlineLines;
-use super::{AHEAD, Full, HEAD, Look, Owners, Wild, Words, WordsView};
+use super::{AHEAD, HEAD, Look, Owners, RingFull, WildWord, Words, WordsView};
 use crate::segment::prefetch_shared;
 use crate::sync::Ordering;
 
@@ -43,7 +43,7 @@ pub(crate) struct Consumer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TakenMessage<'a, C> {
     /// In the lines of the slot.
-    Inline(Entry, InlineLines<'a>),
+    Inline(RingEntry, InlineLines<'a>),
     /// In a buffer, with its owner word as it was before.
     Pooled(C, u64),
 }
@@ -59,7 +59,7 @@ impl Spsc {
         let published = (0..self.words.capacity())
             .take_while(|i| {
                 let position = head.wrapping_add(*i);
-                Entry::split(self.words.line(position).word(0).load(Ordering::Acquire)).0
+                RingEntry::split(self.words.line(position).word(0).load(Ordering::Acquire)).0
                     == self.words.lap(position)
             })
             .count() as u64;
@@ -74,14 +74,14 @@ impl Spsc {
 
     /// Sends a message in a MSG buffer.
     #[inline(always)]
-    pub(crate) fn push(&self, me: &Producer, entry: Entry) -> Result<(), Full> {
+    pub(crate) fn push(&self, me: &Producer, entry: RingEntry) -> Result<(), RingFull> {
         self.push_with(me, entry, |_, _| {})
     }
 
     /// Sends a message of at most [`INLINE_MAX_BYTES`](super::INLINE_MAX_BYTES) in the slot.
     #[inline(always)]
-    pub(crate) fn push_inline(&self, me: &Producer, ids: u64, msg: &[u8]) -> Result<(), Full> {
-        self.push_with(me, Entry::inline_here(msg.len()), |words, position| {
+    pub(crate) fn push_inline(&self, me: &Producer, ids: u64, msg: &[u8]) -> Result<(), RingFull> {
+        self.push_with(me, RingEntry::inline_here(msg.len()), |words, position| {
             words.write_inline(position, ids, msg);
         })
     }
@@ -91,15 +91,15 @@ impl Spsc {
     fn push_with(
         &self,
         me: &Producer,
-        entry: Entry,
+        entry: RingEntry,
         fill: impl FnOnce(WordsView<'_>, u64),
-    ) -> Result<(), Full> {
+    ) -> Result<(), RingFull> {
         let (words, tail) = (self.words.view(), me.tail.get());
         if tail.wrapping_sub(me.head.get()) >= words.capacity() {
             // CONSUME: the consumer has read what we are about to overwrite.
             me.head.set(words.control(HEAD).load(Ordering::Acquire));
             if tail.wrapping_sub(me.head.get()) >= words.capacity() {
-                return Err(Full);
+                return Err(RingFull);
             }
         }
         fill(words, tail);
@@ -116,7 +116,7 @@ impl Spsc {
         &self,
         me: &Consumer,
         owners: &O,
-    ) -> Result<Option<TakenMessage<'_, O::Cell>>, Wild> {
+    ) -> Result<Option<TakenMessage<'_, O::Cell>>, WildWord> {
         let taken = self.take_at(me, me.head.get(), owners);
         if taken.is_err() {
             // A damaged message is passed, too, so that it is reported once.
@@ -139,7 +139,7 @@ impl Spsc {
         owners: &O,
         max: usize,
         mut each: impl FnMut(TakenMessage<'_, O::Cell>),
-    ) -> Result<usize, Wild> {
+    ) -> Result<usize, WildWord> {
         let start = me.head.get();
         // A fast producer must not keep the caller here.
         let max = max.min(usize::try_from(self.words.capacity()).unwrap_or(usize::MAX));
@@ -170,7 +170,7 @@ impl Spsc {
         me: &Consumer,
         head: u64,
         owners: &O,
-    ) -> Result<Option<TakenMessage<'_, O::Cell>>, Wild> {
+    ) -> Result<Option<TakenMessage<'_, O::Cell>>, WildWord> {
         let words = self.words.view();
         let lines = words.lines(head);
         if me.long.get() {
@@ -178,10 +178,10 @@ impl Spsc {
             prefetch_shared(lines.second());
         }
         // PUBLISH
-        let (lap, entry) = Entry::split(words.line(head).word(0).load(Ordering::Acquire));
+        let (lap, entry) = RingEntry::split(words.line(head).word(0).load(Ordering::Acquire));
         if lap != words.lap(head) {
             if lap.wrapping_add(1) != words.lap(head) {
-                return Err(Wild("a slot of a lap that was never reached"));
+                return Err(WildWord("a slot of a lap that was never reached"));
             }
             return Ok(None);
         }
@@ -192,7 +192,7 @@ impl Spsc {
         let cell = owners.cell(entry)?;
         owners.prefetch(entry, cell);
         let later = head.wrapping_add(AHEAD);
-        let (lap, next) = Entry::split(words.line(later).word(0).load(Ordering::Relaxed));
+        let (lap, next) = RingEntry::split(words.line(later).word(0).load(Ordering::Relaxed));
         if lap == words.lap(later)
             && let Ok(cell) = owners.cell(next)
         {
@@ -204,7 +204,7 @@ impl Spsc {
                 owners.take_alone(cell, word);
                 Ok(Some(TakenMessage::Pooled(cell, word)))
             }
-            Look::Gone => Err(Wild("an entry whose buffer has no owner on this ring")),
+            Look::Gone => Err(WildWord("an entry whose buffer has no owner on this ring")),
         }
     }
 

@@ -173,7 +173,7 @@ fn check(fd: BorrowedFd<'_>) -> Result<(), Unknown> {
 }
 
 /// The process that connected, from the kernel. Refuses descriptors that are not accepted unix sockets.
-fn connector(socket: BorrowedFd<'_>) -> Result<Connector, Unknown> {
+fn connector(socket: BorrowedFd<'_>) -> Result<SocketOwner, Unknown> {
     let bad = |_: Errno| Unknown::BadDescriptor;
     let domain: i32 = option(socket, libc::SO_DOMAIN).map_err(bad)?;
     if domain != AddressFamily::Unix as i32 {
@@ -190,10 +190,10 @@ fn connector(socket: BorrowedFd<'_>) -> Result<Connector, Unknown> {
     if peer.uid() == u32::MAX {
         return Err(Unknown::BadDescriptor);
     }
-    Ok(Connector { pid: peer.pid(), uid: peer.uid() })
+    Ok(SocketOwner { pid: peer.pid(), uid: peer.uid() })
 }
 
-struct Connector {
+struct SocketOwner {
     pid: i32,
     uid: u32,
 }

@@ -11,7 +11,7 @@ use crate::manifest::{ManifestError, OutputFormat, PodName, visit_pods, written}
 use crate::plan::{Plan, read};
 use crate::pod_claims::{REQUEST, check_name, has_own_users};
 use crate::refusal::Refusal;
-use crate::share::Share;
+use crate::share::ShareAnnotation;
 use shmesh_sys::quantity::Bytes;
 
 /// The DeviceClass of the chart whose devices are directories.
@@ -139,7 +139,7 @@ impl ClaimNeeds<'_> {
         let shared = read(pod, &self.config.annotation("share"))?;
         // A pool that is shared needs no claim, and its name may be known elsewhere only.
         if shared.is_some_and(|shared| shared.trim().starts_with("claim/") || text.is_some())
-            && let Some(share) = Share::of(pod, self.config)?
+            && let Some(share) = ShareAnnotation::of(pod, self.config)?
         {
             share.check()?;
             if let Some(claim) = share.claim() {

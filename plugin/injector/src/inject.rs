@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use crate::pod::{self, Container, INFO_VOLUME, SHM_VOLUME};
 use crate::preload::Preload;
 use crate::refusal::Refusal;
-use crate::share::Share;
+use crate::share::ShareAnnotation;
 use crate::sidecar;
 use shmesh_sys::quantity::Bytes;
 
@@ -40,7 +40,7 @@ pub fn inject(pod: &Value, namespace: &str, config: &Config) -> Result<Injection
         Refusal::new(annotation, Position::default(), "pod", what, "correct the pod")
     };
     Preload::check_alone(pod, config)?;
-    if let Some(share) = Share::of(pod, config)? {
+    if let Some(share) = ShareAnnotation::of(pod, config)? {
         warnings = share.check()?;
         share.add_to(&mut edit).map_err(|error| unexpected(&share.annotation, error))?;
     } else if let Some(plan) = Plan::of(pod, namespace, config)? {

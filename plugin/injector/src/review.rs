@@ -44,7 +44,7 @@ struct ReviewRequest {
 #[serde(rename_all = "camelCase")]
 struct Request {
     uid: String,
-    kind: Kind,
+    kind: ObjectKind,
     #[serde(default)]
     namespace: String,
     #[serde(default)]
@@ -54,7 +54,7 @@ struct Request {
 }
 
 #[derive(Deserialize)]
-struct Kind {
+struct ObjectKind {
     #[serde(default)]
     group: String,
     kind: String,
@@ -65,12 +65,12 @@ struct Kind {
 struct Review {
     api_version: &'static str,
     kind: &'static str,
-    response: Response,
+    response: AdmissionResponse,
 }
 
 #[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Response {
+struct AdmissionResponse {
     uid: String,
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -144,7 +144,7 @@ pub fn answer(question: &[u8], config: &Config) -> Result<(Outcome, Vec<u8>), St
     }
     let is_new_pod =
         request.kind.group.is_empty() && request.kind.kind == "Pod" && request.operation == "CREATE";
-    let mut response = Response { uid: request.uid, allowed: true, ..Response::default() };
+    let mut response = AdmissionResponse { uid: request.uid, allowed: true, ..AdmissionResponse::default() };
     let mut outcome = Outcome::Unchanged;
     if is_new_pod {
         match inject(&request.object, &request.namespace, config) {

@@ -11,7 +11,7 @@ use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
 use shmesh_sys::quantity::Bytes;
 
-type CheckResult = Result<(), Refusal>;
+type RuleResult = Result<(), Refusal>;
 
 /// How a pod says that its claim is not where claims usually are, which the injector does not look up.
 pub(crate) const CLAIM_ELSEWHERE: &str =
@@ -44,7 +44,7 @@ impl Plan<'_> {
         Ok(warnings)
     }
 
-    fn check_names(&self) -> CheckResult {
+    fn check_names(&self) -> RuleResult {
         let at = self.first_place();
         if let Some(taken) = pod::containers(self.pod).find(|c| c.name() == SIDECAR && !c.is_our_sidecar()) {
             let kind = if taken.is_init { "init container" } else { "container" };
@@ -64,7 +64,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_namespaces(&self) -> CheckResult {
+    fn check_namespaces(&self) -> RuleResult {
         let at = self.first_place();
         let spec_is = |key: &str| pod::is_true(self.pod, &format!("/spec/{key}"));
         if pod::text(self.pod, "/spec/os/name") == Some("windows") {
@@ -110,7 +110,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_limits(&self) -> CheckResult {
+    fn check_limits(&self) -> RuleResult {
         let (limits, bytes) = (&self.config.limits, self.memory.all());
         let over = |limit: Bytes, whose: &str| {
             let what = format!(
@@ -141,7 +141,7 @@ impl Plan<'_> {
     }
 
     /// Refuses other mounts at the IPC directory.
-    fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> CheckResult {
+    fn check_directory(&self, container: &Container<'_>, scope: &Scope) -> RuleResult {
         let (name, directory) = (container.name(), self.directory_in(container, scope));
         let at = self.place_of(name);
         if let Some(volume) = container.mounted_at(directory)
@@ -171,7 +171,7 @@ impl Plan<'_> {
 
     /// Checks the limit of a container against the page tables of its links. The pages themselves are charged
     /// to the sidecar.
-    fn check_touched(&self, container: &Container<'_>) -> CheckResult {
+    fn check_touched(&self, container: &Container<'_>) -> RuleResult {
         let name = container.name();
         let on = self.links.iter().filter(|planned| planned.participants.contains(name));
         let mapped = on.map(|planned| planned.link.config.segment_bytes()).fold(0, u64::saturating_add);
@@ -191,7 +191,7 @@ impl Plan<'_> {
     }
 
     /// Refuses private shared memory above the memory limit, because filling it would kill the container.
-    fn check_shm(&self, container: &Container<'_>) -> CheckResult {
+    fn check_shm(&self, container: &Container<'_>) -> RuleResult {
         let (name, domain) = (container.name(), &self.config.domain);
         let Some(units) = container.resource(&format!("{domain}/shm")) else { return Ok(()) };
         let bytes = units.saturating_mul(self.config.shm.unit.0);
@@ -211,7 +211,7 @@ impl Plan<'_> {
     }
 
     /// Checks the limits of an existing sidecar, the pod and the volume.
-    fn check_existing(&self) -> CheckResult {
+    fn check_existing(&self) -> RuleResult {
         let at = self.kept_place();
         let needed = self.memory.charged();
         let too_small = |whose: &str, found: u64, needed: u64| {
@@ -247,7 +247,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_ports(&self) -> CheckResult {
+    fn check_ports(&self) -> RuleResult {
         let port = u64::from(self.config.sidecar.admin_port);
         let has_it = |container: &Container<'_>| {
             !container.is_ours()
@@ -266,7 +266,7 @@ impl Plan<'_> {
 
     /// Requires that containers on a link of mode 0600 run as the sidecar's user, because files have one
     /// owner.
-    fn check_users(&self, warnings: &mut Vec<String>) -> CheckResult {
+    fn check_users(&self, warnings: &mut Vec<String>) -> RuleResult {
         let has_group = self.pod.pointer("/spec/securityContext/fsGroup").is_some_and(Value::is_number);
         let sidecar = self.sidecar_user();
         for planned in self.links.iter().filter(|planned| planned.link.is_kept_here()) {

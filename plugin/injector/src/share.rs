@@ -23,7 +23,7 @@ enum SharedDirectory<'a> {
 
 /// A pool or a claim, and the containers of a pod that get it.
 #[derive(Debug)]
-pub(crate) struct Share<'a> {
+pub(crate) struct ShareAnnotation<'a> {
     pod: &'a Value,
     config: &'a Config,
     /// Key of the annotation that names the pool or claim.
@@ -33,7 +33,7 @@ pub(crate) struct Share<'a> {
     preload: Option<Preload>,
 }
 
-impl<'a> Share<'a> {
+impl<'a> ShareAnnotation<'a> {
     /// Reads the annotations. Returns `None` if the pod shares nothing.
     pub(crate) fn of(pod: &'a Value, config: &'a Config) -> Result<Option<Self>, Refusal> {
         let annotation = config.annotation("share");

@@ -39,14 +39,14 @@ struct Edits {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     env: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    mounts: Vec<Mount>,
+    mounts: Vec<CdiMount>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     additional_gids: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Mount {
+struct CdiMount {
     host_path: String,
     container_path: String,
     #[serde(rename = "type")]
@@ -63,7 +63,7 @@ fn options(first: &[&str], last: &[&str]) -> Vec<String> {
 
 /// A private `/dev/shm` of `bytes` bytes.
 fn shm(bytes: u64) -> Device {
-    let mount = Mount {
+    let mount = CdiMount {
         host_path: "tmpfs".into(),
         container_path: "/dev/shm".into(),
         kind: "tmpfs",
@@ -88,13 +88,13 @@ fn pool(pool: &Pool) -> Device {
 }
 
 /// The mount of a directory that containers of several pods share.
-fn shared(directory: &Path, mount_path: &Path, user_namespaces: UserNamespaces) -> Mount {
+fn shared(directory: &Path, mount_path: &Path, user_namespaces: UserNamespaces) -> CdiMount {
     let mapped: &[&str] = match user_namespaces {
         UserNamespaces::Never => &["rprivate"],
         UserNamespaces::Always => &["rprivate", "idmap"],
         UserNamespaces::Mixed => &[],
     };
-    Mount {
+    CdiMount {
         host_path: directory.to_string_lossy().into_owned(),
         container_path: mount_path.to_string_lossy().into_owned(),
         kind: "none",
@@ -159,8 +159,8 @@ fn agent(directory: &Path) -> Device {
     Device { name: AGENT_DEVICE.into(), container_edits }
 }
 
-fn agent_mount(directory: &Path) -> Mount {
-    Mount {
+fn agent_mount(directory: &Path) -> CdiMount {
+    CdiMount {
         host_path: directory.to_string_lossy().into_owned(),
         container_path: AGENT_DIR.into(),
         kind: "none",

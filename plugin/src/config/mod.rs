@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use quantity::Budget;
 pub(crate) use reload::check_reload;
-pub(crate) use rules::{Limits, check_mount_path, default_gid};
+pub(crate) use rules::{ConfigLimits, check_mount_path, default_gid};
 pub(crate) use shape::conform;
 pub(crate) use shmesh_sys::quantity::Bytes;
 pub(crate) use source::{Override, stamp};
@@ -412,7 +412,7 @@ impl Config {
     pub(crate) fn load(
         file: Option<&Path>,
         settings: &[Override],
-        limits: &Limits,
+        limits: &ConfigLimits,
     ) -> Result<Self, Problems> {
         let (mut document, mut problems) = source::document(file, settings);
         problems.extend(conform(&mut document, schema().as_value()));

@@ -27,7 +27,7 @@ const DRA_SOCKET_SUFFIX: usize = 48;
 
 /// Properties of the machine that limit the configuration.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ConfigLimits {
     /// Page size in bytes.
     pub(crate) page: u64,
     /// Memory of the node in bytes.
@@ -45,7 +45,7 @@ pub(crate) fn default_gid(name: &str) -> u32 {
 }
 
 /// Returns every violated rule.
-pub(super) fn check(config: &Config, limits: &Limits) -> Vec<Problem> {
+pub(super) fn check(config: &Config, limits: &ConfigLimits) -> Vec<Problem> {
     let mut rules = Rules { config, limits, problems: Vec::new() };
     rules.names();
     rules.shm();
@@ -62,7 +62,7 @@ pub(super) fn check(config: &Config, limits: &Limits) -> Vec<Problem> {
 
 struct Rules<'a> {
     config: &'a Config,
-    limits: &'a Limits,
+    limits: &'a ConfigLimits,
     problems: Vec<Problem>,
 }
 

@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A node that has everything.
-fn node() -> (tempfile::TempDir, Limits) {
+fn node() -> (tempfile::TempDir, ConfigLimits) {
     let dir = tempfile::tempdir().unwrap();
     for path in ["var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry", "dev/shm", "run"] {
         fs::create_dir_all(dir.path().join(path)).unwrap();
     }
-    (dir, Limits { page: 4096, memory: 16 << 30, numa: Vec::new() })
+    (dir, ConfigLimits { page: 4096, memory: 16 << 30, numa: Vec::new() })
 }
 
 fn load(text: &str, settings: &[&str]) -> Result<Config, Problems> {

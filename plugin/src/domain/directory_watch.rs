@@ -20,18 +20,18 @@ const SETTLE_TIME: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct DirectoryWatch {
     directories: Vec<PathBuf>,
-    queue: Option<Queue>,
+    queue: Option<WatchQueue>,
     is_complete: bool,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct WatchQueue {
     watcher: Watcher,
     /// The same queue, registered with tokio.
     readiness: AsyncFd<OwnedFd>,
 }
 
-impl Queue {
+impl WatchQueue {
     fn new() -> io::Result<Self> {
         let watcher = Watcher::new()?;
         let readiness = descriptor::watched(watcher.as_fd().try_clone_to_owned()?)?;
@@ -62,7 +62,7 @@ impl Queue {
 impl DirectoryWatch {
     /// Changes count from now on.
     pub(super) fn new(directories: impl Into<Vec<PathBuf>>) -> Self {
-        let queue = Queue::new().inspect_err(|error| {
+        let queue = WatchQueue::new().inspect_err(|error| {
             warn!(
                 %error,
                 "directories are looked at once a second, because they cannot be watched: raise fs.inotify.max_user_instances"
@@ -76,7 +76,7 @@ impl DirectoryWatch {
     /// Watches directories that were made since.
     fn renew(&mut self) {
         let is_watched =
-            |queue: &Queue| self.directories.iter().all(|directory| queue.add(directory).is_ok());
+            |queue: &WatchQueue| self.directories.iter().all(|directory| queue.add(directory).is_ok());
         self.is_complete = self.queue.as_ref().is_some_and(is_watched);
     }
 

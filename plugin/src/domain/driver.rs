@@ -41,7 +41,7 @@ pub(crate) struct SharedClaims {
     store: Arc<Mutex<ClaimStore>>,
     /// One claim is erased at a time, so that threads remain for others.
     pub(super) eraser: Arc<Semaphore>,
-    pub(super) attempts: Arc<Mutex<BTreeMap<String, Attempt>>>,
+    pub(super) attempts: Arc<Mutex<BTreeMap<String, PrepareAttempt>>>,
     metrics: ClaimMetrics,
     /// Held as long as any call works on the claims, also one that was given up.
     owner: Option<Arc<DirectoryOwner>>,
@@ -49,7 +49,7 @@ pub(crate) struct SharedClaims {
 
 /// When to try again to erase a claim whose files could not be removed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt {
+pub(super) struct PrepareAttempt {
     next: Instant,
     wait: Duration,
 }
@@ -189,7 +189,7 @@ impl SharedClaims {
             attempts.remove(&uid);
         } else {
             let wait = attempts.get(&uid).map_or(FIRST_WAIT, |last| (last.wait * 2).min(MAX_WAIT));
-            attempts.insert(uid, Attempt { next: Instant::now() + wait, wait });
+            attempts.insert(uid, PrepareAttempt { next: Instant::now() + wait, wait });
         }
     }
 

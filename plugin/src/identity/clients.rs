@@ -27,7 +27,7 @@ pub(crate) struct Clients(Rc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    by_key: RefCell<HashMap<ClientKey, Rc<Client>>>,
+    by_key: RefCell<HashMap<ClientKey, Rc<ClientUse>>>,
     open: Cell<usize>,
     max: usize,
     close_permits: Arc<Semaphore>,
@@ -35,7 +35,7 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct Client {
+struct ClientUse {
     connections: Cell<usize>,
     close_permits: Arc<Semaphore>,
 }
@@ -72,7 +72,7 @@ impl Clients {
         let mut by_key = self.0.by_key.borrow_mut();
         let client = by_key.entry(who.clone()).or_insert_with(|| {
             let close_permits = Arc::new(Semaphore::new(MAX_CLOSINGS_PER_CLIENT));
-            Rc::new(Client { connections: Cell::new(0), close_permits })
+            Rc::new(ClientUse { connections: Cell::new(0), close_permits })
         });
         if client.connections.get() >= MAX_CONNECTIONS_PER_CLIENT {
             return Err(who);
@@ -87,7 +87,7 @@ impl Clients {
 #[derive(Debug)]
 pub(crate) struct ConnectionPermit {
     all: Rc<Shared>,
-    client: Rc<Client>,
+    client: Rc<ClientUse>,
     who: ClientKey,
 }
 

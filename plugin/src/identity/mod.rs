@@ -101,7 +101,7 @@ impl IdentityService {
         let own_cgroup = procfs::own(procfs::ProcFile::Cgroup).context("cannot read /proc/self/cgroup");
         let roots = cgroup::CgroupRoots::of_own(&own_cgroup.map_err(RunError::Environment)?);
         let service = Rc::new(ServiceState {
-            resolver: process::Resolver { proc: procfs::Kernel, roots },
+            resolver: process::ProcessResolver { proc: procfs::Kernel, roots },
             peer_pidfd: PeerPidfd::Newest,
             pods: RefCell::new(pods),
             first_list,

@@ -172,7 +172,7 @@ impl NodePods {
         }
     }
 
-    async fn open(&self, client: &Client, selector: &str, progress: &mut Progress) -> Result<Lines> {
+    async fn open(&self, client: &Client, selector: &str, progress: &mut Progress) -> Result<WatchLines> {
         if std::mem::take(&mut progress.is_incomplete) {
             progress.version = None;
         }
@@ -189,7 +189,7 @@ impl NodePods {
         let (status, body) = (answer.status(), answer.into_body());
         if status.is_success() {
             let limit = self.event_limit;
-            return Ok(Lines {
+            return Ok(WatchLines {
                 body,
                 buffer: Vec::new(),
                 limit,
@@ -245,7 +245,7 @@ impl NodePods {
 }
 
 /// The lines of a watch, of which one is in memory.
-struct Lines {
+struct WatchLines {
     body: Body,
     /// The bytes that were received after the last line.
     buffer: Vec<u8>,
@@ -257,7 +257,7 @@ struct Lines {
     complaints: LogLimit,
 }
 
-impl Lines {
+impl WatchLines {
     /// Returns the next line that is not too long; `None` at the end.
     async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         let mut searched = 0;

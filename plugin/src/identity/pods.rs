@@ -71,12 +71,12 @@ struct PodEntry {
     #[serde(default)]
     service_account: String,
     #[serde(default)]
-    containers: Vec<Container>,
+    containers: Vec<PodContainer>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Container {
+struct PodContainer {
     name: String,
     id: String,
 }
@@ -105,7 +105,7 @@ impl PodFile {
         let mut pods = Self::default();
         for PodEntry { uid, namespace, name, service_account, containers } in document.pods {
             let pod = Pod { uid: uid.clone(), namespace, name, service_account, ..Pod::default() };
-            for Container { name, id } in containers {
+            for PodContainer { name, id } in containers {
                 // Accepts `containerd://<id>`, as in the API, and bare ids.
                 let id = id.rsplit_once("://").map_or(id.as_str(), |(_, id)| id).to_owned();
                 let container =

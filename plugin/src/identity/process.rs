@@ -11,14 +11,14 @@ use super::pods::Pods;
 
 /// Identifies processes and their pods.
 #[derive(Debug)]
-pub(crate) struct Resolver<P> {
+pub(crate) struct ProcessResolver<P> {
     /// Source of `/proc` files.
     pub(crate) proc: P,
     /// Cgroup prefix of this cluster's pods.
     pub(crate) roots: CgroupRoots,
 }
 
-impl<P: Proc> Resolver<P> {
+impl<P: Proc> ProcessResolver<P> {
     /// Identifies the process of a pidfd. Fails if it started after `latest_start` (unless 0), because then
     /// the pid was reused.
     pub(crate) fn identify(

@@ -30,14 +30,14 @@ use super::clients::{ClientKey, Clients, ClosePermit, ConnectionPermit};
 use super::counters::Counters;
 use super::limits::{DRAIN, EXHAUSTED, REPORT, SEND};
 use super::pods::Pods;
-use super::process::Resolver;
+use super::process::ProcessResolver;
 use super::socket::Listener;
 
 /// State of the identity service.
 #[derive(Debug)]
 pub(crate) struct ServiceState<P> {
     /// Identifies processes and their pods.
-    pub(crate) resolver: Resolver<P>,
+    pub(crate) resolver: ProcessResolver<P>,
     /// How to get a pidfd for the peer of a socket.
     pub(crate) peer_pidfd: PeerPidfd,
     /// Source of pod names, replaced on SIGHUP.
@@ -234,7 +234,7 @@ impl<P: Proc + 'static> ServiceState<P> {
         }
     }
 
-    fn reply(&self, received: Packet) -> Reply {
+    fn reply(&self, received: Packet) -> IdentityReply {
         let Packet { bytes, fds, bytes_cut, fds_cut, .. } = received;
         let Some(question) = packet::decode::<Question>(&bytes).ok().filter(|_| !bytes_cut) else {
             // A peer with another protocol gets one answer.
@@ -281,7 +281,7 @@ impl<P: Proc + 'static> ServiceState<P> {
     }
 
     /// Identifies the process that has a pid now, well enough to detect reuse of the pid.
-    fn about(&self, id: u64, bare_tgid: i32) -> Reply {
+    fn about(&self, id: u64, bare_tgid: i32) -> IdentityReply {
         let peer = Pidfd::of_number(bare_tgid)
             .and_then(|pidfd| self.resolver.identify(&pidfd, 0, &super::pods::NoPods));
         match peer {
@@ -293,14 +293,20 @@ impl<P: Proc + 'static> ServiceState<P> {
         }
     }
 
-    fn identity(&self, id: u64, peer: PeerIdentity, pidfd: Option<Pidfd>, leftovers: Vec<OwnedFd>) -> Reply {
+    fn identity(
+        &self,
+        id: u64,
+        peer: PeerIdentity,
+        pidfd: Option<Pidfd>,
+        leftovers: Vec<OwnedFd>,
+    ) -> IdentityReply {
         Counters::add(&self.counters.identified);
         debug!(id, ?peer, "identified");
         let answer = Answer { id, result: Some(answer::Result::Peer(peer)) };
-        Reply { answer, pidfd, leftovers, is_last: false }
+        IdentityReply { answer, pidfd, leftovers, is_last: false }
     }
 
-    fn refusal(&self, id: u64, unknown: Unknown, leftovers: Vec<OwnedFd>, is_last: bool) -> Reply {
+    fn refusal(&self, id: u64, unknown: Unknown, leftovers: Vec<OwnedFd>, is_last: bool) -> IdentityReply {
         Counters::add(match unknown {
             Unknown::BadQuestion => &self.counters.bad_questions,
             Unknown::BadDescriptor => &self.counters.bad_descriptors,
@@ -310,11 +316,11 @@ impl<P: Proc + 'static> ServiceState<P> {
         });
         debug!(id, ?unknown, "not identified");
         let answer = Answer { id, result: Some(answer::Result::Unknown(unknown.into())) };
-        Reply { answer, pidfd: None, leftovers, is_last }
+        IdentityReply { answer, pidfd: None, leftovers, is_last }
     }
 }
 
-struct Reply {
+struct IdentityReply {
     answer: Answer,
     /// Sent together with the answer.
     pidfd: Option<Pidfd>,

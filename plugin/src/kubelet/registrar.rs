@@ -18,7 +18,7 @@ use super::service::{AllocationTimes, DevicePluginService, ResourceOffer};
 use super::state_machine::{Action, Event, Mode, POLL_INTERVAL, StateMachine};
 use crate::REPEATED_LOG;
 use crate::events::Events;
-use crate::handover::{Ownership, Role};
+use crate::handover::{HandoverRole, Ownership};
 use crate::metrics::Metrics;
 use crate::resource::allocate::AllocateSettings;
 
@@ -112,7 +112,7 @@ impl Registrar {
                 biased;
                 () = stop.cancelled() => {
                     // The end may come before the new role is noticed.
-                    if matches!(*role.borrow(), Role::Released | Role::Retired) {
+                    if matches!(*role.borrow(), HandoverRole::Released | HandoverRole::Retired) {
                         self.retire().await;
                     }
                     break;
@@ -120,10 +120,10 @@ impl Registrar {
                 Ok(()) = role.changed() => {
                     let now = *role.borrow_and_update();
                     match now {
-                        Role::Successor => continue,
-                        Role::Owner => Event::Owned,
-                        Role::Released => Event::Released,
-                        Role::Retired => {
+                        HandoverRole::Successor => continue,
+                        HandoverRole::Owner => Event::Owned,
+                        HandoverRole::Released => Event::Released,
+                        HandoverRole::Retired => {
                             self.retire().await;
                             break;
                         }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use shmesh::{SeatIndex, SeatWord};
 use shmesh_proto::broker::{Code, PoolMemory, Reply, reply};
 
-use super::{Actor, Session};
+use super::{Actor, ClientSession};
 use crate::broker::{Op, ProcessId, Reason, Record, SessionId};
 use crate::links::LinkIndex;
 
@@ -58,7 +58,7 @@ impl Actor {
 
     /// The sessions on a link whose processes have attached to it.
     fn attached_to(&self, link: LinkIndex) -> impl Iterator<Item = SessionId> {
-        let is_attached = move |known: &Session| {
+        let is_attached = move |known: &ClientSession| {
             let process = known.process.and_then(|process| self.processes.get(&process));
             known.link == link && process.is_some_and(|process| process.links.contains(&link))
         };

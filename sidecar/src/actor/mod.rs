@@ -105,7 +105,7 @@ impl OutgoingPacket {
 }
 
 #[derive(Debug)]
-struct Session {
+struct ClientSession {
     link: LinkIndex,
     credentials: Option<Credentials>,
     process: Option<ProcessId>,
@@ -122,7 +122,7 @@ pub(crate) struct Actor {
     metrics: Metrics,
     audit: AuditLog,
     descriptors: Descriptors,
-    sessions: HashMap<SessionId, Session>,
+    sessions: HashMap<SessionId, ClientSession>,
     processes: BTreeMap<ProcessId, ConnectedProcess>,
     fd_table: FdTable,
     /// Bytes that wait to be read, by the account of the reader.
@@ -203,8 +203,10 @@ impl Actor {
         match event {
             ActorEvent::Opened { session, link, credentials, identity, pidfd, outgoing } => {
                 let process = identity.as_ref().and_then(ProcessId::of);
-                self.sessions
-                    .insert(session, Session { link, credentials, process, outgoing, is_dismissed: false });
+                self.sessions.insert(
+                    session,
+                    ClientSession { link, credentials, process, outgoing, is_dismissed: false },
+                );
                 match process {
                     Some(process) => self.watch(process, pidfd, identity.clone()),
                     // Only `Hello` is answered.

@@ -21,7 +21,7 @@ use anyhow::{Context, Result};
 use tokio::time::Instant;
 
 use crate::broker::{Millis, Outcome, Record};
-use crate::metrics::{Cause, Metrics};
+use crate::metrics::{Metrics, SuppressionCause};
 use crate::shares::{Share, Shares};
 use file::LogFile;
 use limit::{AuditAccount, Limiter};
@@ -46,10 +46,10 @@ pub(crate) struct AuditLog {
 }
 
 /// A line to write, with its place in the queue.
-type Line = (String, Option<Share<AuditAccount>>);
+type AuditLine = (String, Option<Share<AuditAccount>>);
 
 /// The queue of lines, and a channel that closes when all are written.
-type LineWriter = (SyncSender<Line>, Receiver<()>);
+type LineWriter = (SyncSender<AuditLine>, Receiver<()>);
 
 #[derive(Debug)]
 struct Shared {
@@ -88,11 +88,11 @@ impl AuditLog {
                 Ok(place) => return shared.put(record, Some(place), &self.metrics),
                 Err(_) => {
                     shared.limiter.leave_out(record);
-                    self.metrics.audit_suppressed(Cause::Queue);
+                    self.metrics.audit_suppressed(SuppressionCause::Queue);
                 }
             }
         } else {
-            self.metrics.audit_suppressed(Cause::Rate);
+            self.metrics.audit_suppressed(SuppressionCause::Rate);
         }
         if !std::mem::replace(&mut shared.will_report, true) {
             let log = self.clone();
@@ -152,7 +152,7 @@ impl Shared {
             Ok(()) => {}
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                 self.lost += 1;
-                metrics.audit_suppressed(Cause::Writer);
+                metrics.audit_suppressed(SuppressionCause::Writer);
             }
         }
     }
@@ -165,7 +165,7 @@ fn writer(path: &Path) -> Result<LineWriter> {
         let file = LogFile::open(path);
         Box::new(file.with_context(|| format!("cannot open the audit log {}", path.display()))?)
     };
-    let (queue, lines) = sync_channel::<Line>(QUEUE_MAX.iter().sum::<usize>() + REPORTS_MAX);
+    let (queue, lines) = sync_channel::<AuditLine>(QUEUE_MAX.iter().sum::<usize>() + REPORTS_MAX);
     let (writing, written) = channel::<()>();
     let thread = std::thread::Builder::new().name("audit".into()).spawn(move || {
         let _writing = writing;

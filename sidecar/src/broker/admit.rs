@@ -15,7 +15,7 @@ use shmesh_proto::limits::MAX_PIDS_PER_CALL;
 
 use super::audit::{Outcome, Reason, Record};
 use super::refusal::Refusal;
-use super::region::{Pin, Region, RegionId, Subject};
+use super::region::{AdmittedSubject, Region, RegionId, RegionPin};
 use super::request::{Caller, Response};
 use super::{Broker, Effect, Millis, ProcessId, SessionId, Ticket};
 
@@ -25,9 +25,9 @@ pub(super) struct PendingAdmission {
     pub(super) session: SessionId,
     request: u64,
     region: RegionId,
-    known: BTreeMap<i32, Pin>,
+    known: BTreeMap<i32, RegionPin>,
     asked: BTreeSet<i32>,
-    subjects: BTreeSet<Subject>,
+    subjects: BTreeSet<AdmittedSubject>,
     pub(super) deadline: Millis,
     record: Record,
 }
@@ -61,7 +61,7 @@ impl Broker {
             ));
         }
         record.admits = pids.iter().map(|tgid| format!("process {tgid}")).collect();
-        record.admits.extend(subjects.iter().map(Subject::to_string));
+        record.admits.extend(subjects.iter().map(AdmittedSubject::to_string));
         self.may_admit(region, &pids, &subjects)?;
 
         let (known, asked) = self.split(pids);
@@ -91,13 +91,13 @@ impl Broker {
     }
 
     /// Splits numbers into processes that are known here and numbers that the identity service must resolve.
-    fn split(&self, pids: BTreeSet<i32>) -> (BTreeMap<i32, Pin>, BTreeSet<i32>) {
+    fn split(&self, pids: BTreeSet<i32>) -> (BTreeMap<i32, RegionPin>, BTreeSet<i32>) {
         let mut known = BTreeMap::new();
         let mut asked = BTreeSet::new();
         for tgid in pids {
             let mut found = self.tables.with_tgid(tgid);
             match (found.next(), found.next()) {
-                (Some(process), None) => drop(known.insert(tgid, Pin::of(process))),
+                (Some(process), None) => drop(known.insert(tgid, RegionPin::of(process))),
                 _ => drop(asked.insert(tgid)),
             }
         }
@@ -110,7 +110,7 @@ impl Broker {
         &self,
         region: &Region,
         pids: &BTreeSet<i32>,
-        subjects: &BTreeSet<Subject>,
+        subjects: &BTreeSet<AdmittedSubject>,
     ) -> Result<(), Refusal> {
         if region.open {
             let text = "this key is open to all processes (flag 0x1) and has no list of processes";
@@ -168,7 +168,7 @@ impl Broker {
             if let Some(process) = ProcessId::of(identity)
                 && question.asked.contains(&process.bare_tgid)
             {
-                pids.insert(process.bare_tgid, Pin::of(&process));
+                pids.insert(process.bare_tgid, RegionPin::of(&process));
             }
         }
         if let Some(missing) = question.asked.iter().find(|tgid| !pids.contains_key(tgid)) {
@@ -202,17 +202,24 @@ impl Broker {
 }
 
 /// Lists the admitted processes, which the exporter sends again after a restart of the broker.
-fn done(pids: &BTreeMap<i32, Pin>) -> reply::Result {
+fn done(pids: &BTreeMap<i32, RegionPin>) -> reply::Result {
     let admitted = pids.iter().map(|(tgid, pin)| pin.admitted(*tgid)).collect();
     reply::Result::Done(Done { admitted })
 }
 
-pub(super) fn subjects(pods: Vec<String>, accounts: Vec<String>) -> Result<BTreeSet<Subject>, Refusal> {
-    if let Some(bad) = pods.iter().chain(&accounts).find(|text| !Subject::is_sane(text)) {
+pub(super) fn subjects(
+    pods: Vec<String>,
+    accounts: Vec<String>,
+) -> Result<BTreeSet<AdmittedSubject>, Refusal> {
+    if let Some(bad) = pods.iter().chain(&accounts).find(|text| !AdmittedSubject::is_sane(text)) {
         let text = format!("a pod or service account is namespace/name, not {:?}", shortened(bad));
         return Err(Refusal::invalid(Reason::BadSubject, text));
     }
-    Ok(pods.into_iter().map(Subject::Pod).chain(accounts.into_iter().map(Subject::ServiceAccount)).collect())
+    Ok(pods
+        .into_iter()
+        .map(AdmittedSubject::Pod)
+        .chain(accounts.into_iter().map(AdmittedSubject::ServiceAccount))
+        .collect())
 }
 
 /// Limits a text of the client, so that the reply fits into a packet.

@@ -21,13 +21,13 @@ const REMEMBERED: usize = 1024;
 pub(super) struct Grant {
     pub(super) region: RegionId,
     pub(super) importer: ProcessId,
-    pub(super) step: Step,
+    pub(super) step: GrantStep,
     pub(super) deadline: Millis,
 }
 
 /// The step that a grant waits for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Step {
+pub(super) enum GrantStep {
     /// The exporter is to admit the importer in its driver.
     Admit,
     /// The importer is to map the memory.
@@ -65,7 +65,7 @@ impl Grants {
         digest: Digest,
         region: RegionId,
         importer: ProcessId,
-        step: Step,
+        step: GrantStep,
         deadline: Millis,
     ) {
         self.live.insert(digest, Grant { region, importer, step, deadline });
@@ -115,7 +115,7 @@ mod tests {
         let importer = ProcessId { bare_tgid: 1, start_time: 0, pidfd_inode: 0 };
         let digest = |n: usize| Digest::of(&n.to_le_bytes());
         for n in 0..=REMEMBERED {
-            grants.add(digest(n), RegionId(0), importer, Step::Map, Millis(0));
+            grants.add(digest(n), RegionId(0), importer, GrantStep::Map, Millis(0));
             assert!(grants.end(&digest(n), Reason::GrantUsed).is_some());
         }
         assert!(grants.is_consistent());

@@ -4,7 +4,7 @@ use shmesh_proto::broker::{Ack, Admit, Imported, Mechanism, Reply, event::Sessio
 
 use super::audit::{Op, Reason, Record};
 use super::digest::Digest;
-use super::grant::{GRANT_BYTES, Grant, Step};
+use super::grant::{GRANT_BYTES, Grant, GrantStep};
 use super::refusal::Refusal;
 use super::region::{Import, ImportStage, Region, RegionId};
 use super::request::{Caller, Response};
@@ -90,7 +90,7 @@ impl Broker {
         if self.grants.is_taken(&digest) {
             return Err(Refusal::entropy());
         }
-        let step = if stage == ImportStage::Delivered { Step::Map } else { Step::Admit };
+        let step = if stage == ImportStage::Delivered { GrantStep::Map } else { GrantStep::Admit };
         self.grants.add(digest, id, importer, step, self.now.after(self.policy.grant_millis));
         self.tables.insert_import(id, importer, Import { stage, session, grant: Some(digest) });
         Ok((grant, digest))
@@ -139,11 +139,11 @@ impl Broker {
             return Err(Refusal::grant(Reason::UnknownGrant));
         };
         self.describe(region, record);
-        let whose = if grant.step == Step::Admit { region.exporter } else { grant.importer };
+        let whose = if grant.step == GrantStep::Admit { region.exporter } else { grant.importer };
         if whose != caller.process {
             return Err(Refusal::grant(Reason::ForeignGrant));
         }
-        if grant.step == Step::Admit {
+        if grant.step == GrantStep::Admit {
             record.other = self.party(&grant.importer);
         }
         Ok((digest, grant))
@@ -159,10 +159,10 @@ impl Broker {
         let (id, importer) = (grant.region, grant.importer);
         self.grants.end(&digest, Reason::GrantUsed);
         match (grant.step, ack.done) {
-            (Step::Admit, true) => self.admitted(id, importer),
-            (Step::Admit, false) => self.end_import(id, importer, Reason::ExporterRefused),
-            (Step::Map, true) => drop(self.tables.take_grant(id, &importer)),
-            (Step::Map, false) => self.end_import(id, importer, Reason::NotMapped),
+            (GrantStep::Admit, true) => self.admitted(id, importer),
+            (GrantStep::Admit, false) => self.end_import(id, importer, Reason::ExporterRefused),
+            (GrantStep::Map, true) => drop(self.tables.take_grant(id, &importer)),
+            (GrantStep::Map, false) => self.end_import(id, importer, Reason::NotMapped),
         }
         Ok(Response::done())
     }

@@ -10,9 +10,9 @@ use super::admit::subjects;
 use super::audit::{self, Op, Outcome, Reason, Record};
 use super::digest::{Digest, SECRET_BYTES, key_of};
 use super::export;
-use super::grant::{GRANT_BYTES, Step};
+use super::grant::{GRANT_BYTES, GrantStep};
 use super::refusal::Refusal;
-use super::region::{Import, ImportStage, Pin, RegionId};
+use super::region::{Import, ImportStage, RegionId, RegionPin};
 use super::request::{Caller, Response};
 use super::table::EarlyClaim;
 use super::{Broker, Effect, FdToken, Millis, ProcessId, SessionId};
@@ -81,8 +81,11 @@ impl Broker {
         if restore.admitted.iter().any(|admitted| admitted.bare_tgid <= 0) {
             return Err(Refusal::invalid(Reason::BadPid, "process ids must be above 0"));
         }
-        let pins: BTreeMap<_, _> =
-            restore.admitted.iter().map(|admitted| (admitted.bare_tgid, Pin::restored(admitted))).collect();
+        let pins: BTreeMap<_, _> = restore
+            .admitted
+            .iter()
+            .map(|admitted| (admitted.bare_tgid, RegionPin::restored(admitted)))
+            .collect();
         let pids: BTreeSet<i32> = pins.keys().copied().collect();
         let admits = !pids.is_empty() || !subjects.is_empty();
         let answer = reply::Result::Exported(Exported { key: key.as_bytes().to_vec(), secret: Vec::new() });
@@ -248,7 +251,7 @@ impl Broker {
                 self.end_import(id, importer, Reason::Entropy);
                 continue;
             }
-            self.grants.add(digest, id, importer, Step::Admit, ended.deadline);
+            self.grants.add(digest, id, importer, GrantStep::Admit, ended.deadline);
             let stage = ImportStage::Admitting { request, asked: Some(session) };
             self.tables.renew_grant(id, &importer, digest, stage);
             let admit = Admit { grant: grant.to_vec(), key: key.clone(), bare_tgid: importer.bare_tgid };

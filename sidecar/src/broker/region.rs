@@ -37,8 +37,8 @@ pub(super) struct Region {
     pub(super) is_partial: bool,
     /// Whether its exporter got `Busy` because it is awaited, and waits for `Unused`.
     pub(super) is_wanted: bool,
-    pub(super) pids: BTreeMap<i32, Pin>,
-    pub(super) subjects: BTreeSet<Subject>,
+    pub(super) pids: BTreeMap<i32, RegionPin>,
+    pub(super) subjects: BTreeSet<AdmittedSubject>,
     pub(super) imports: BTreeMap<ProcessId, Import>,
     /// Number of imports that have a grant.
     pub(super) grants: usize,
@@ -46,12 +46,12 @@ pub(super) struct Region {
 
 /// The process that a process id meant when it was admitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Pin {
+pub(super) struct RegionPin {
     start_time: u64,
     pidfd_inode: u64,
 }
 
-impl Pin {
+impl RegionPin {
     pub(super) fn of(process: &ProcessId) -> Self {
         Self { start_time: process.start_time, pidfd_inode: process.pidfd_inode }
     }
@@ -75,12 +75,12 @@ impl Pin {
 
 /// A pod or service account.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) enum Subject {
+pub(super) enum AdmittedSubject {
     Pod(String),
     ServiceAccount(String),
 }
 
-impl Subject {
+impl AdmittedSubject {
     /// Whether a text can be `namespace/name`.
     pub(super) fn is_sane(text: &str) -> bool {
         let allowed = |part: &str| {
@@ -101,7 +101,7 @@ impl Subject {
     }
 }
 
-impl std::fmt::Display for Subject {
+impl std::fmt::Display for AdmittedSubject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Pod(name) => write!(f, "pod {name}"),
@@ -137,7 +137,7 @@ impl Region {
         if self.open || pin.is_some_and(|pin| pin.is(process)) {
             return Ok(());
         }
-        if identity.pod.iter().flat_map(Subject::of).any(|subject| self.subjects.contains(&subject)) {
+        if identity.pod.iter().flat_map(AdmittedSubject::of).any(|subject| self.subjects.contains(&subject)) {
             return Ok(());
         }
         Err(if pin.is_some() { Reason::ProcessReplaced } else { Reason::NotAdmitted })

@@ -6,7 +6,7 @@ use shmesh_proto::broker::event::SessionEvent;
 use shmesh_proto::identity::PeerIdentity;
 
 use super::audit::{Op, Party, Reason, Record};
-use super::grant::Step;
+use super::grant::GrantStep;
 use super::refusal::Refusal;
 use super::region::{ImportStage, RegionId};
 use super::{Broker, Effect, ProcessId, SessionId};
@@ -148,7 +148,7 @@ impl Broker {
         while let Some(digest) = self.grants.late(self.now) {
             let Some(grant) = self.grants.end(&digest, Reason::GrantExpired) else { return };
             match grant.step {
-                Step::Admit => {
+                GrantStep::Admit => {
                     let exporter = self.tables.regions.get(&grant.region).map(|r| (r.exporter, r.session));
                     let is_there =
                         exporter.and_then(|(process, first)| self.tables.session_of(&process, first));
@@ -156,7 +156,7 @@ impl Broker {
                     self.end_import(grant.region, grant.importer, why);
                 }
                 // The memory was delivered and may be mapped, so the import stays; only the grant is void.
-                Step::Map => {
+                GrantStep::Map => {
                     self.tables.take_grant(grant.region, &grant.importer);
                     let mut record = self.record(Op::Ack, grant.region, &grant.importer);
                     record.grant_hash = Some(digest.short());

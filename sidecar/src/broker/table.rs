@@ -7,7 +7,7 @@ use shmesh_proto::identity::PeerIdentity;
 use shmesh_proto::key::DeviceKey;
 
 use super::digest::Digest;
-use super::region::{Import, ImportStage, Pin, Region, RegionId, Subject};
+use super::region::{AdmittedSubject, Import, ImportStage, Region, RegionId, RegionPin};
 use super::{ProcessId, SessionId, Ticket};
 
 /// One connection of a client.
@@ -255,7 +255,12 @@ impl Tables {
         Some(region)
     }
 
-    pub(super) fn admit(&mut self, id: RegionId, pids: BTreeMap<i32, Pin>, subjects: BTreeSet<Subject>) {
+    pub(super) fn admit(
+        &mut self,
+        id: RegionId,
+        pids: BTreeMap<i32, RegionPin>,
+        subjects: BTreeSet<AdmittedSubject>,
+    ) {
         let Some(region) = self.regions.get_mut(&id) else { return };
         let before = region.admitted();
         region.pids.extend(pids);

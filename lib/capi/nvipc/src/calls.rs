@@ -7,7 +7,7 @@ use std::sync::Arc;
 use shmesh_sys::cancel::Uncancelled;
 
 use crate::backend::{Buffers, Direction, Failure, Fields, PoolId};
-use crate::cancel::{self, Step};
+use crate::cancel::{self, WaitStep};
 use crate::config;
 use crate::guard::{guarded, unwinding};
 use crate::instance::{self, Instance, Lookup, OpenInstance};
@@ -321,13 +321,13 @@ fn take_or_sleep(
     ipc: *const nv_ipc_t,
     done: c_int,
     take: impl Fn(&OpenInstance) -> Result<bool, Failure>,
-) -> Step {
-    waiting(what, ipc, Step::Done(-1), |open| {
+) -> WaitStep {
+    waiting(what, ipc, WaitStep::Done(-1), |open| {
         if take(open)? {
-            return Ok(Step::Done(done));
+            return Ok(WaitStep::Done(done));
         }
         let sleep = open.backend().sleep()?;
-        Ok(sleep.map_or(Step::Done(done), cancel::asleep))
+        Ok(sleep.map_or(WaitStep::Done(done), cancel::asleep))
     })
 }
 

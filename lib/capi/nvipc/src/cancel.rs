@@ -10,14 +10,14 @@ use std::ffi::c_int;
 
 use shmesh_sys::cancel::{POLLIN, PollFd, end_if_cancelled, poll_cancellable};
 
-use crate::backend::Sleep;
+use crate::backend::PollSleep;
 
 /// Interval at which a wait on the tap checks for cancellation. The tap's messages have no descriptor to poll.
 pub(crate) const SLICE: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// The next step of a thread that waits.
 #[derive(Clone, Copy)]
-pub(crate) enum Step {
+pub(crate) enum WaitStep {
     /// The call returns this.
     Done(c_int),
     /// The thread polls, and then takes the next step.
@@ -26,7 +26,7 @@ pub(crate) enum Step {
 
 thread_local! {
     /// The guard of this thread's current sleep.
-    static ASLEEP: RefCell<Option<Sleep>> = const { RefCell::new(None) };
+    static ASLEEP: RefCell<Option<PollSleep>> = const { RefCell::new(None) };
 }
 
 /// Ends the sleep of this thread, if there is one: it woke up, or was cancelled and its cleanup handlers run.
@@ -37,7 +37,7 @@ pub(crate) fn awake() {
 }
 
 /// Stores the guard of a sleep until [`awake`] or the end of the thread.
-pub(crate) fn asleep(sleep: Sleep) -> Step {
+pub(crate) fn asleep(sleep: PollSleep) -> WaitStep {
     let mut fds = sleep.fds.map(|fd| PollFd { fd, events: POLLIN, revents: 0 });
     let mut sleep = Some(sleep);
     if ASLEEP.try_with(|place| place.replace(sleep.take())).is_err() {
@@ -45,9 +45,9 @@ pub(crate) fn asleep(sleep: Sleep) -> Step {
         // here.
         poll_once(&mut fds);
         drop(sleep);
-        return Step::Sleep(fds.map(|fd| PollFd { fd: -1, ..fd }));
+        return WaitStep::Sleep(fds.map(|fd| PollFd { fd: -1, ..fd }));
     }
-    Step::Sleep(fds)
+    WaitStep::Sleep(fds)
 }
 
 fn poll_once(fds: &mut [PollFd; 2]) {
@@ -58,11 +58,11 @@ fn poll_once(fds: &mut [PollFd; 2]) {
 /// Takes steps until one returns a result, and sleeps between them, where the thread can be cancelled. Only for C functions
 /// that have nothing to drop.
 #[inline(always)]
-pub(crate) fn sleeping(step: impl Fn() -> Step) -> c_int {
+pub(crate) fn sleeping(step: impl Fn() -> WaitStep) -> c_int {
     loop {
         match step() {
-            Step::Done(done) => return done,
-            Step::Sleep(mut fds) => {
+            WaitStep::Done(done) => return done,
+            WaitStep::Sleep(mut fds) => {
                 // Nothing to poll: the thread slept already.
                 let timeout_ms = if fds[0].fd < 0 { 0 } else { -1 };
                 // SAFETY: this frame and those of the callers have nothing to drop.

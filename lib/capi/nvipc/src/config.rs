@@ -14,7 +14,7 @@ use shmesh_nvipc_wire::Options as WireOptions;
 
 use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend, present};
 use crate::guard::guarded;
-use crate::layout::Layout;
+use crate::layout::NvipcLayout;
 use crate::log::{chain, say};
 use crate::types::*;
 use crate::yaml::{self, FileContent};
@@ -31,7 +31,7 @@ const REMIND: Duration = Duration::from_secs(10);
 static LOADED: Mutex<BTreeMap<String, FileLink>> = Mutex::new(BTreeMap::new());
 
 /// A link, and the layout if the file names one.
-type FileLink = (Option<LinkConfig>, Option<Layout>);
+type FileLink = (Option<LinkConfig>, Option<NvipcLayout>);
 
 fn loaded(name: &str) -> FileLink {
     let all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -352,13 +352,13 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
     let gpu = unsafe { config.transport_config.shm.cuda_device_id };
     // A secondary's own setting of a GPU is ignored: it does not describe the link.
     let gpu = if side == Side::Primary { present(&name, gpu) } else { -1 };
-    let backend: Arc<dyn Backend> = match (Layout::chosen(layout)?, side) {
-        (Layout::Shmesh, Side::Primary) => {
+    let backend: Arc<dyn Backend> = match (NvipcLayout::chosen(layout)?, side) {
+        (NvipcLayout::Shmesh, Side::Primary) => {
             let link = LinkOptions::new().create(&link_config(config, &name, of_file)?);
             let link = link.map_err(|error| shown(&error))?;
             Arc::new(LinkBackend::new(link, Maker::Us(gpu), gpu)?)
         }
-        (Layout::Shmesh, Side::Secondary) => {
+        (NvipcLayout::Shmesh, Side::Secondary) => {
             // One deadline for all that it waits for. Without one if it is too far away for the clock.
             let deadline = patience()?.and_then(|limit| Instant::now().checked_add(limit));
             loop {
@@ -370,12 +370,12 @@ fn open_shm(config: &mut nv_ipc_config_t, side: Side) -> Result<(String, Arc<dyn
                 }
             }
         }
-        (Layout::Nvipc, Side::Primary) => {
+        (NvipcLayout::Nvipc, Side::Primary) => {
             let link = link_config(config, &name, of_file)?;
             let options = WireOptions::new().dir(ipc_dir()).file_mode(link.file_mode);
             Arc::new(WireBackend::create(&options, &name, link.pools)?)
         }
-        (Layout::Nvipc, Side::Secondary) => Arc::new(attach_to_theirs(&name)?),
+        (NvipcLayout::Nvipc, Side::Secondary) => Arc::new(attach_to_theirs(&name)?),
     };
     if side == Side::Secondary {
         config.transport_config.shm = shm_as_it_is(&*backend, &name);
@@ -408,7 +408,7 @@ fn open_udp(config: &nv_ipc_config_t) -> Result<(String, Arc<dyn Backend>), Fail
     };
     let sizes = (size("msg_buf_size", udp.msg_buf_size)?, size("data_buf_size", udp.data_buf_size)?);
     let name = udp_name(&udp);
-    let theirs = Layout::chosen(loaded(&name).1)? == Layout::Nvipc;
+    let theirs = NvipcLayout::chosen(loaded(&name).1)? == NvipcLayout::Nvipc;
     Ok((name, Arc::new(UdpBackend::open(local, remote, sizes, theirs)?)))
 }
 

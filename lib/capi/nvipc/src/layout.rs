@@ -7,7 +7,7 @@ const LAYOUT_VARIABLE: &str = "SHMESH_NVIPC_LAYOUT";
 
 /// The layout of shared memory, or the format of datagrams.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) enum Layout {
+pub(crate) enum NvipcLayout {
     /// The layout of shmesh.
     #[default]
     Shmesh,
@@ -15,7 +15,7 @@ pub(crate) enum Layout {
     Nvipc,
 }
 
-impl Layout {
+impl NvipcLayout {
     pub(crate) fn of(name: &str) -> Option<Self> {
         match name {
             "shmesh" => Some(Self::Shmesh),

@@ -7,19 +7,19 @@ use std::path::Path;
 use serde::Deserialize;
 use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
 
-use crate::layout::Layout;
+use crate::layout::NvipcLayout;
 use crate::log::{chain, say};
 use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t, text};
 
 /// The content of a file.
 pub(crate) enum FileContent {
     /// A link with its layout, the number of its GPU, and the filters of a tap.
-    Shm(Box<LinkConfig>, Option<Layout>, c_int, Box<nv_ipc_debug_config_t>),
-    Udp(nv_ipc_config_udp_t, Option<Layout>),
+    Shm(Box<LinkConfig>, Option<NvipcLayout>, c_int, Box<nv_ipc_debug_config_t>),
+    Udp(nv_ipc_config_udp_t, Option<NvipcLayout>),
 }
 
 #[derive(Deserialize)]
-struct Top {
+struct NvipcFile {
     transport: Option<Transports>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Resul
     let layout = match first.as_ref().and_then(|first| first.layout.as_deref()) {
         None => None,
         Some(given) => Some(
-            Layout::of(given)
+            NvipcLayout::of(given)
                 .ok_or_else(|| named(&format!("transport.layout is {given:?}; set it to nvipc or shmesh")))?,
         ),
     };
@@ -170,7 +170,7 @@ fn first_of(yaml: &str) -> Option<Option<Transport>> {
         emit_comments: false,
         with_snippet: false,
     };
-    Some(match serde_saphyr::from_str_with_options::<Top>(yaml, options).ok()?.transport {
+    Some(match serde_saphyr::from_str_with_options::<NvipcFile>(yaml, options).ok()?.transport {
         None => None,
         Some(Transports::One(one)) => Some(*one),
         Some(Transports::Many(many)) => many.into_iter().next(),

@@ -48,7 +48,7 @@ pub(super) fn run(spec: &LinksSpec) -> Result<()> {
     die_with_parent()?;
     let hard = rlimit::open_files().context("cannot read the limit of open files")?.hard;
     rlimit::set_open_files(hard).context("cannot raise the limit of open files")?;
-    let before = Usage::now()?;
+    let before = ProcessUsage::now()?;
     let options = LinkOptions::new().dir(&spec.dir).timeout(Duration::from_secs(10));
     let (mut links, mut open_us) = (Vec::new(), Vec::new());
     for i in 0..spec.count {
@@ -64,7 +64,7 @@ pub(super) fn run(spec: &LinksSpec) -> Result<()> {
         })?);
         open_us.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    let after = Usage::now()?;
+    let after = ProcessUsage::now()?;
     let mut rounds = Vec::new();
     let end = Instant::now() + Duration::from_millis(100);
     while Instant::now() < end || rounds.len() < 16 {
@@ -96,13 +96,13 @@ fn segment_bytes(spec: &LinksSpec) -> Result<u64> {
     Ok(view.bytes() * spec.count as u64)
 }
 
-struct Usage {
+struct ProcessUsage {
     threads: u64,
     fds: u64,
     private_bytes: u64,
 }
 
-impl Usage {
+impl ProcessUsage {
     fn now() -> Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
         let fds = procfs::open_descriptors().context("cannot read /proc/self/fd")? as u64;
@@ -118,7 +118,7 @@ pub(super) fn measure(session: &ProcessGroup, dir: &std::path::Path, counts: &[u
         let dir = dir.join(format!("shmesh-bench-{}-{count}", std::process::id()));
         session.make_dir(&dir)?;
         let limit = Instant::now() + Duration::from_secs(120);
-        let spec = |primary| super::Task::Links(LinksSpec { dir: dir.clone(), count, primary });
+        let spec = |primary| super::BenchTask::Links(LinksSpec { dir: dir.clone(), count, primary });
         let (read, write) = std::io::pipe().context("cannot make a pipe")?;
         let primary = session.spawn("bench-side", &spec(true), read.try_clone()?.into())?;
         let created: LinkCosts = primary.says(limit, || ())?;

@@ -30,7 +30,7 @@ use crate::args::{self, Dir, Output};
 use crate::child::ProcessGroup;
 use measure::Dist;
 use report::{Row, RowKind};
-use side::{Metric, PayloadForm, RingModeArg, Wait};
+use side::{Metric, PayloadForm, RingModeArg, WaitMode};
 
 const EXAMPLES: &str = "\
 How to read a row:
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     form: Vec<PayloadForm>,
     /// How receivers wait; default: round trips in all ways, streams by polling
     #[arg(long, value_enum, value_name = "WAIT,...", value_delimiter = ',')]
-    wait: Vec<Wait>,
+    wait: Vec<WaitMode>,
     /// Numbers of readers, for broadcast rings
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "2", "4"],
           value_parser = clap::value_parser!(u16).range(1..=shmesh::config::MAX_READERS as i64))]
@@ -144,7 +144,7 @@ pub(crate) struct SideArgs {
 
 /// The task of a process that the benchmark starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Task {
+enum BenchTask {
     Side(side::SideSpec),
     Op(ops::OpSpec),
     Links(links::LinksSpec),
@@ -153,9 +153,9 @@ enum Task {
 /// Runs one side of a benchmark.
 pub(crate) fn side(args: &SideArgs) -> Result<()> {
     match serde_json::from_str(&args.spec)? {
-        Task::Side(spec) => side::run(&spec),
-        Task::Op(spec) => ops::run(&spec),
-        Task::Links(spec) => links::run(&spec),
+        BenchTask::Side(spec) => side::run(&spec),
+        BenchTask::Op(spec) => ops::run(&spec),
+        BenchTask::Links(spec) => links::run(&spec),
     }
 }
 
@@ -173,7 +173,7 @@ struct Case {
     kind: RowKind,
     bytes: usize,
     note: String,
-    tasks: Vec<Task>,
+    tasks: Vec<BenchTask>,
     /// Whether each process runs in namespaces of its own.
     apart: bool,
 }
@@ -299,8 +299,8 @@ fn grid(args: &Args, cores: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &metric in &args.metric {
         let (waits, batches) = match metric {
-            Metric::Rtt => (vec![Wait::Poll, Wait::Spin, Wait::Futex, Wait::Fd], vec![1]),
-            Metric::Oneway => (vec![Wait::Poll], args.batch.clone()),
+            Metric::Rtt => (vec![WaitMode::Poll, WaitMode::Spin, WaitMode::Futex, WaitMode::Fd], vec![1]),
+            Metric::Oneway => (vec![WaitMode::Poll], args.batch.clone()),
         };
         let waits = if args.wait.is_empty() { waits } else { args.wait.clone() };
         for &bytes in &args.sizes {
@@ -377,9 +377,10 @@ fn case(one: &side::SideSpec, cores: &[usize], apart: bool) -> Case {
         Metric::Oneway if one.is_bulk() => RowKind::Bulk,
         Metric::Oneway => RowKind::OneWay,
     };
-    let reader = |core: &usize| Task::Side(side::SideSpec { core: *core, primary: false, ..one.clone() });
+    let reader =
+        |core: &usize| BenchTask::Side(side::SideSpec { core: *core, primary: false, ..one.clone() });
     let readers = cores[1..].iter().cycle().take(one.readers).map(reader);
-    let tasks = std::iter::once(Task::Side(one.clone())).chain(readers).collect();
+    let tasks = std::iter::once(BenchTask::Side(one.clone())).chain(readers).collect();
     Case { name, kind, bytes: one.bytes, note, tasks, apart }
 }
 
@@ -399,7 +400,7 @@ fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
             kind: RowKind::Op,
             bytes,
             note: note.to_owned(),
-            tasks: vec![Task::Op(spec)],
+            tasks: vec![BenchTask::Op(spec)],
             apart: false,
         }
     };

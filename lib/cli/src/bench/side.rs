@@ -26,7 +26,7 @@ pub(super) enum PayloadForm {
 
 /// How a receiver waits.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub(super) enum Wait {
+pub(super) enum WaitMode {
     /// `receive()` again and again
     Poll,
     /// `wait()`, which spins for a while and then sleeps; senders notify
@@ -66,7 +66,7 @@ pub(super) struct SideSpec {
     pub(super) form: PayloadForm,
     pub(super) bytes: usize,
     pub(super) mode: RingModeArg,
-    pub(super) wait: Wait,
+    pub(super) wait: WaitMode,
     pub(super) batch: usize,
     /// Processes of the secondary side; several only with a broadcast ring.
     pub(super) readers: usize,
@@ -95,7 +95,7 @@ impl SideSpec {
         let (_, ring_len) = self.depth();
         config.ring_len = ring_len;
         config.ring_mode = mode(self.mode);
-        config.spin_us = if self.wait == Wait::Futex { 0 } else { config.spin_us };
+        config.spin_us = if self.wait == WaitMode::Futex { 0 } else { config.spin_us };
         let bytes = u32::try_from(self.bytes).context("a payload is too large")?;
         // Twice the ring: buffers that one side has loaned and the other has received, besides the queued ones.
         let pool = |buf_size_bytes| PoolConfig { buf_size_bytes, pool_len: 2 * ring_len };
@@ -128,7 +128,7 @@ pub(super) fn run(spec: &SideSpec) -> Result<()> {
     } else {
         options.attach(&spec.name, Side::Secondary)?
     };
-    if spec.wait == Wait::Fd {
+    if spec.wait == WaitMode::Fd {
         // From here on, each notification makes the descriptor readable.
         link.fd()?;
     }
@@ -164,10 +164,10 @@ const YIELD: u8 = 3;
 
 fn waiting<const FORM: u8>(link: &Link, spec: &SideSpec) -> Result<Option<Dist>> {
     match spec.wait {
-        Wait::Poll if spec.shares_core && !spec.primary => drive::<FORM, { YIELD }>(link, spec),
-        Wait::Poll => drive::<FORM, { POLL }>(link, spec),
-        Wait::Spin | Wait::Futex => drive::<FORM, { WAIT }>(link, spec),
-        Wait::Fd => drive::<FORM, { FD }>(link, spec),
+        WaitMode::Poll if spec.shares_core && !spec.primary => drive::<FORM, { YIELD }>(link, spec),
+        WaitMode::Poll => drive::<FORM, { POLL }>(link, spec),
+        WaitMode::Spin | WaitMode::Futex => drive::<FORM, { WAIT }>(link, spec),
+        WaitMode::Fd => drive::<FORM, { FD }>(link, spec),
     }
 }
 

@@ -25,7 +25,7 @@ use shmesh::inspect::{BufferState, View};
 
 use crate::args::{self, Dir, Output};
 use crate::child::{Child, ProcessGroup};
-use side::{Done, SideReport, SideSpec, Trips};
+use side::{SideReport, SideResult, SideSpec, Trips};
 use verdict::DemoReport;
 
 const EXAMPLES: &str = "\
@@ -256,8 +256,8 @@ impl Demo<'_> {
         };
         let (crash, successor) = self.crash(victim, &again, &ledger, stream_begin)?;
         self.bar.set_message("messages flow again");
-        let new: Done = expect!(self, &successor, SideReport::Done(done) => done);
-        let old: Done = expect!(self, &survivor, SideReport::Done(done) => done);
+        let new: SideResult = expect!(self, &successor, SideReport::Done(done) => done);
+        let old: SideResult = expect!(self, &survivor, SideReport::Done(done) => done);
         let deadline = Instant::now() + GRACE;
         successor.join(deadline)?;
         survivor.join(deadline)?;

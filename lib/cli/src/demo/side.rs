@@ -45,7 +45,7 @@ pub(super) enum SideReport {
     /// The first message was received.
     First,
     /// The stream is over.
-    Done(Done),
+    Done(SideResult),
 }
 
 /// Round trips of one form.
@@ -75,7 +75,7 @@ pub(super) struct Came {
 
 /// The counts of one side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Done {
+pub(super) struct SideResult {
     pub(super) sent: u64,
     pub(super) came: Vec<Came>,
     /// Recovered by its own calls of `recover()`: participants, messages, DATA buffers.
@@ -273,7 +273,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Sends and receives at once until the time is over and the other side is done too.
-    fn stream(&self) -> Result<Done> {
+    fn stream(&self) -> Result<SideResult> {
         let begin = Instant::now();
         let end = begin + Duration::from_secs_f64(self.spec.stream_seconds);
         let ledger = self.spec.ledger.then(Ledger::new);
@@ -342,7 +342,7 @@ impl<'a> Runner<'a> {
                 next_recovery = Instant::now() + RECOVER;
             }
         }
-        Ok(Done { sent, came: incoming.came, recovered })
+        Ok(SideResult { sent, came: incoming.came, recovered })
     }
 }
 

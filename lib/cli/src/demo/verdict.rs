@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::Crash;
-use super::side::{Done, Trips};
+use super::side::{SideResult, Trips};
 use crate::human;
 use crate::table::Table;
 
@@ -17,8 +17,8 @@ pub(super) struct DemoReport {
     pub(super) link: String,
     pub(super) trips: Vec<Trips>,
     pub(super) crash: Crash,
-    pub(super) survivor: Done,
-    pub(super) successor: Done,
+    pub(super) survivor: SideResult,
+    pub(super) successor: SideResult,
     pub(super) left_behind: Vec<String>,
     pub(super) kept: bool,
 }
@@ -233,9 +233,12 @@ mod tests {
         };
         let came =
             |generation, first, end, announced| Came { generation, first, end, announced, ..Came::default() };
-        let survivor =
-            Done { sent: 90, came: vec![came(1, 0, 101, None), came(2, 0, 7, Some(7))], recovered: [0; 3] };
-        let successor = Done { sent: 7, came: vec![came(1, 50, 90, Some(90))], recovered: [0; 3] };
+        let survivor = SideResult {
+            sent: 90,
+            came: vec![came(1, 0, 101, None), came(2, 0, 7, Some(7))],
+            recovered: [0; 3],
+        };
+        let successor = SideResult { sent: 7, came: vec![came(1, 50, 90, Some(90))], recovered: [0; 3] };
         DemoReport {
             link: String::new(),
             trips: vec![],

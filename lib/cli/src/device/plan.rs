@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 use super::CheckArgs;
 use super::finding::{CheckReport, CheckResult, CheckStatus, Verdict};
 use super::pair::DriverProcess;
-use super::steps::{MIB, Plan, name, without_the_driver};
+use super::steps::{CheckPlan, MIB, name, without_the_driver};
 use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
 
 /// Runs all steps of the plan.
 pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
-    let mut plan = Plan { args, most: 0, piece: 2 * MIB, findings: Vec::new() };
+    let mut plan = CheckPlan { args, most: 0, piece: 2 * MIB, findings: Vec::new() };
     let device = match plan.probe()? {
         Ok(device) => device,
         Err(absent) => {
@@ -32,12 +32,12 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
     for how in [Transfer::Vmm, Transfer::Legacy] {
         plan.step(&format!("P2 latency, {}", name(how)), |plan| plan.latency(how));
     }
-    plan.step("P3 bandwidth", Plan::bandwidth);
+    plan.step("P3 bandwidth", CheckPlan::bandwidth);
     plan.namespaces();
     plan.users();
     plan.step("P5 exporter killed", |plan| plan.death(false));
     plan.step("P5 descriptor kept", |plan| plan.death(true));
-    plan.step("P6 no revocation", Plan::revocation);
+    plan.step("P6 no revocation", CheckPlan::revocation);
     plan.findings.push(CheckResult {
         id: "P7 read-only".to_owned(),
         status: CheckStatus::Note,
@@ -45,12 +45,12 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
             .to_owned(),
         value: Value::Null,
     });
-    plan.step("P8 descriptors", Plan::descriptors);
-    plan.step("P9 timeline", Plan::timeline);
+    plan.step("P8 descriptors", CheckPlan::descriptors);
+    plan.step("P9 timeline", CheckPlan::timeline);
     Ok(CheckReport::of(device, plan.findings))
 }
 
-impl Plan<'_> {
+impl CheckPlan<'_> {
     /// The name of the device, or the reason why there is none.
     fn probe(&mut self) -> Result<std::result::Result<String, String>> {
         let (device, uuid, driver, granularity, free, all, missing, attributes, ascend) =

@@ -16,7 +16,7 @@ pub(super) const MIB: u64 = 1 << 20;
 /// The result of one step: status, description and numbers.
 pub(super) type StepResult = Result<(CheckStatus, String, Value)>;
 
-pub(super) struct Plan<'a> {
+pub(super) struct CheckPlan<'a> {
     pub(super) args: &'a CheckArgs,
     /// Maximum bytes of memory to allocate at once.
     pub(super) most: u64,
@@ -74,7 +74,7 @@ pub(super) fn without_the_driver() -> StepResult {
     ))
 }
 
-impl Plan<'_> {
+impl CheckPlan<'_> {
     pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) {
         let (status, shown, value) = act(self).unwrap_or_else(|error| {
             let text = format!("{error:#}");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 use shmesh_sys::cgroup::{Level, Version};
 
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use super::{Finding, FindingStatus};
 use crate::human;
 use shmesh_sys::mountinfo::{self, Mount};
@@ -51,10 +51,10 @@ fn directory(mount: &Mount, path: &str) -> PathBuf {
 }
 
 /// Finds the cgroup of this process for one controller.
-pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, Unknown> {
+pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, UnknownFact> {
     let text = source.text("/proc/self/cgroup")?;
     let (version, path) = membership(&text, controller)
-        .ok_or_else(|| Unknown(format!("/proc/self/cgroup has no {controller} hierarchy")))?;
+        .ok_or_else(|| UnknownFact(format!("/proc/self/cgroup has no {controller} hierarchy")))?;
     let mounts = mountinfo::parse(&source.text("/proc/self/mountinfo")?);
     let mount = mounts
         .iter()
@@ -63,7 +63,7 @@ pub(super) fn locate(source: &Source, controller: &str) -> Result<CgroupPath, Un
             _ => mount.kind == "cgroup2",
         })
         .ok_or_else(|| {
-            Unknown(format!("the {controller} hierarchy (cgroup v{version}) is not mounted here"))
+            UnknownFact(format!("the {controller} hierarchy (cgroup v{version}) is not mounted here"))
         })?;
     let mut own = directory(mount, path);
     if !source.exists(&own) {
@@ -95,7 +95,7 @@ impl CgroupMemory {
 }
 
 /// Reads the memory cgroup and its visible ancestors.
-pub(super) fn memory(source: &Source) -> Result<CgroupMemory, Unknown> {
+pub(super) fn memory(source: &Source) -> Result<CgroupMemory, UnknownFact> {
     let place = locate(source, "memory")?;
     let version = if place.version == 1 { Version::V1 } else { Version::V2 };
     let levels = place.dirs.iter().filter_map(|dir| Level::read(&source.place(dir), version)).collect();
@@ -103,7 +103,7 @@ pub(super) fn memory(source: &Source) -> Result<CgroupMemory, Unknown> {
 }
 
 /// The finding about the memory cgroup.
-pub(super) fn finding(memory: &Result<CgroupMemory, Unknown>) -> Finding {
+pub(super) fn finding(memory: &Result<CgroupMemory, UnknownFact>) -> Finding {
     const ID: &str = "memory.cgroup";
     let memory = match memory {
         Ok(memory) => memory,
@@ -157,16 +157,16 @@ pub(super) struct NodeMemory {
 }
 
 /// Reads `/proc/meminfo`, which describes the node even inside a container.
-pub(super) fn node_memory(source: &Source) -> Result<NodeMemory, Unknown> {
+pub(super) fn node_memory(source: &Source) -> Result<NodeMemory, UnknownFact> {
     let text = source.text("/proc/meminfo")?;
     match (field_bytes(&text, "MemTotal"), field_bytes(&text, "MemAvailable")) {
         (Some(total), Some(available)) => Ok(NodeMemory { total, available }),
-        _ => Err(Unknown("/proc/meminfo has no MemTotal or MemAvailable".into())),
+        _ => Err(UnknownFact("/proc/meminfo has no MemTotal or MemAvailable".into())),
     }
 }
 
 /// The finding about the node's memory.
-pub(super) fn node_finding(node: &Result<NodeMemory, Unknown>) -> Finding {
+pub(super) fn node_finding(node: &Result<NodeMemory, UnknownFact>) -> Finding {
     const ID: &str = "memory.node";
     match node {
         Err(why) => Finding::unknown(ID, why, "The node's memory bounds all links together."),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use super::{Finding, FindingStatus, cgroup};
 use shmesh_sys::procfs::field;
 
@@ -15,20 +15,20 @@ const MOST_CPUS: u32 = 1 << 16;
 #[derive(Clone, Debug)]
 pub(super) struct Cores {
     /// Cores that are online.
-    online: Result<BTreeSet<u32>, Unknown>,
+    online: Result<BTreeSet<u32>, UnknownFact>,
     /// Online cores that this process may run on, as `sched_getaffinity` reports.
-    allowed: Result<BTreeSet<u32>, Unknown>,
+    allowed: Result<BTreeSet<u32>, UnknownFact>,
     /// The cgroup's quota in thousandths of a core; `None` without one.
     quota: Option<u64>,
 }
 
 impl Cores {
     /// Reads the available cores.
-    pub(super) fn gather(source: &Source, status: &Result<String, Unknown>) -> Self {
+    pub(super) fn gather(source: &Source, status: &Result<String, UnknownFact>) -> Self {
         let online = source.text("/sys/devices/system/cpu/online").and_then(|text| list(&text));
-        let affinity = status.as_ref().map_err(Unknown::clone).and_then(|text| {
+        let affinity = status.as_ref().map_err(UnknownFact::clone).and_then(|text| {
             let text = field(text, "Cpus_allowed_list");
-            list(text.ok_or_else(|| Unknown("/proc/self/status has no Cpus_allowed_list".into()))?)
+            list(text.ok_or_else(|| UnknownFact("/proc/self/status has no Cpus_allowed_list".into()))?)
         });
         let allowed = affinity.map(|affinity| match &online {
             Ok(online) => affinity.intersection(online).copied().collect(),
@@ -46,8 +46,8 @@ impl Cores {
 }
 
 /// A kernel CPU list: `0-3,8,10-11`.
-fn list(text: &str) -> Result<BTreeSet<u32>, Unknown> {
-    let invalid = || Unknown(format!("{:?} is not a list of CPUs", text.trim()));
+fn list(text: &str) -> Result<BTreeSet<u32>, UnknownFact> {
+    let invalid = || UnknownFact(format!("{:?} is not a list of CPUs", text.trim()));
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -101,10 +101,11 @@ fn decimal(milli: u64) -> String {
 /// The finding about the number of cores.
 fn core_finding(cores: &Cores) -> Finding {
     const ID: &str = "cpu.cores";
-    let count = |set: &Result<BTreeSet<u32>, Unknown>| set.as_ref().ok().map(BTreeSet::len);
+    let count = |set: &Result<BTreeSet<u32>, UnknownFact>| set.as_ref().ok().map(BTreeSet::len);
     let (online, allowed) = (count(&cores.online), count(&cores.allowed));
     let Some(usable) = cores.usable() else {
-        let why = cores.online.as_ref().err().cloned().unwrap_or_else(|| Unknown("no list of CPUs".into()));
+        let why =
+            cores.online.as_ref().err().cloned().unwrap_or_else(|| UnknownFact("no list of CPUs".into()));
         return Finding::unknown(ID, &why, "Set spin_us to 0 if fewer than two cores are there.");
     };
     let value = json!({
@@ -149,7 +150,7 @@ fn kernel(source: &Source) -> Finding {
         let release = text.trim().to_owned();
         version(&release)
             .map(|version| (release.clone(), version))
-            .ok_or_else(|| Unknown(format!("{release:?} is not a kernel release")))
+            .ok_or_else(|| UnknownFact(format!("{release:?} is not a kernel release")))
     });
     let (release, version) = match facts {
         Ok(facts) => facts,
@@ -200,7 +201,7 @@ fn machine(source: &Source, cores: &Cores) -> Finding {
     let vendor = source.text("/sys/class/dmi/id/sys_vendor").ok();
     let facts = source.text("/proc/cpuinfo").and_then(|text| {
         virtual_machine(&text, vendor.as_deref())
-            .ok_or_else(|| Unknown("neither /proc/cpuinfo nor the firmware tells".into()))
+            .ok_or_else(|| UnknownFact("neither /proc/cpuinfo nor the firmware tells".into()))
     });
     match facts {
         Err(why) => {

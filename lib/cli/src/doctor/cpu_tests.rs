@@ -65,7 +65,7 @@ fn masks() {
     let tree = Tree::new();
     assert_eq!(core_finding(&cores(&tree, "3")).status, FindingStatus::Warn);
     assert_eq!(core_finding(&cores(&tree, "6-9")).value["allowed"], 2, "cores that are off do not count");
-    let nothing = Cores::gather(&Tree::new().source(), &Err(Unknown("x".into())));
+    let nothing = Cores::gather(&Tree::new().source(), &Err(UnknownFact("x".into())));
     assert!(core_finding(&nothing).value["unknown"].is_string());
 }
 

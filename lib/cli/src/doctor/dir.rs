@@ -8,7 +8,7 @@ use shmesh_sys::errno::{self, Errno};
 use shmesh_sys::file;
 use shmesh_sys::mount::{FsKind, file_system};
 
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use shmesh_sys::mountinfo::{self, Mount};
 
 /// Mode and owner of the directory.
@@ -50,11 +50,11 @@ pub(super) struct Facts {
     /// The path, as given by the user.
     pub(super) dir: PathBuf,
     /// Mode and owner of the directory.
-    pub(super) owner: Result<DirOwner, Unknown>,
+    pub(super) owner: Result<DirOwner, UnknownFact>,
     /// Space in the file system.
-    pub(super) space: Result<Space, Unknown>,
+    pub(super) space: Result<Space, UnknownFact>,
     /// The mount of the directory, and the number of mounts hidden below it.
-    pub(super) seen: Result<(Mount, usize), Unknown>,
+    pub(super) seen: Result<(Mount, usize), UnknownFact>,
     /// The result of creating a trial file.
     pub(super) scratch: Scratch,
     /// Links in NVIPC's layout, with a remark about their primaries.
@@ -89,17 +89,17 @@ fn nvipc_links(dir: &Path) -> Vec<String> {
 }
 
 /// Reads mode and owner. Fails if the path is not a directory.
-fn owner(dir: &Path) -> Result<DirOwner, Unknown> {
-    let meta = std::fs::metadata(dir).map_err(|why| Unknown(why.to_string()))?;
+fn owner(dir: &Path) -> Result<DirOwner, UnknownFact> {
+    let meta = std::fs::metadata(dir).map_err(|why| UnknownFact(why.to_string()))?;
     if !meta.is_dir() {
-        return Err(Unknown("not a directory".into()));
+        return Err(UnknownFact("not a directory".into()));
     }
     Ok(DirOwner { mode: meta.mode() & 0o7777, uid: meta.uid(), gid: meta.gid() })
 }
 
 /// Reads the sizes of the file system.
-fn space(dir: &Path) -> Result<Space, Unknown> {
-    let found = file_system(dir).map_err(|why| Unknown(format!("statfs: {}", why.desc())))?;
+fn space(dir: &Path) -> Result<Space, UnknownFact> {
+    let found = file_system(dir).map_err(|why| UnknownFact(format!("statfs: {}", why.desc())))?;
     let kind = match found.kind {
         FsKind::Tmpfs => "tmpfs".to_owned(),
         FsKind::Hugetlbfs => "hugetlbfs".to_owned(),
@@ -116,12 +116,12 @@ fn space(dir: &Path) -> Result<Space, Unknown> {
 }
 
 /// Finds the mount of the directory, with symbolic links resolved.
-fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), Unknown> {
-    let path = dir.canonicalize().map_err(|why| Unknown(why.to_string()))?;
+fn seen(source: &Source, dir: &Path) -> Result<(Mount, usize), UnknownFact> {
+    let path = dir.canonicalize().map_err(|why| UnknownFact(why.to_string()))?;
     let mounts = mountinfo::parse(&source.text("/proc/self/mountinfo")?);
     mountinfo::covering(&mounts, &path)
         .map(|(mount, hidden)| (mount.clone(), hidden))
-        .ok_or_else(|| Unknown("no mount in /proc/self/mountinfo covers it".into()))
+        .ok_or_else(|| UnknownFact("no mount in /proc/self/mountinfo covers it".into()))
 }
 
 /// Creates a file without a name; if that is not supported, one whose name is removed at once.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use super::{Finding, FindingStatus};
 use shmesh_sys::procfs::field;
 
@@ -10,7 +10,7 @@ use shmesh_sys::procfs::field;
 pub(super) const CAP_IPC_LOCK: u32 = 14;
 
 /// All findings about the identity.
-pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec<Finding> {
+pub(super) fn findings(source: &Source, status: &Result<String, UnknownFact>) -> Vec<Finding> {
     vec![user(status), capabilities(status), protected_regular(source)]
 }
 
@@ -36,12 +36,12 @@ pub(super) fn has_capability(text: &str, number: u32) -> bool {
 }
 
 /// User and groups of the process.
-fn user(status: &Result<String, Unknown>) -> Finding {
+fn user(status: &Result<String, UnknownFact>) -> Finding {
     const ID: &str = "identity.user";
-    let facts = status.as_ref().map_err(Unknown::clone).and_then(|text| {
+    let facts = status.as_ref().map_err(UnknownFact::clone).and_then(|text| {
         let ids = effective(text, "Uid").zip(effective(text, "Gid"));
         ids.map(|(uid, gid)| (uid, gid, groups(text)))
-            .ok_or_else(|| Unknown("/proc/self/status has no Uid or Gid".into()))
+            .ok_or_else(|| UnknownFact("/proc/self/status has no Uid or Gid".into()))
     });
     let (uid, gid, groups) = match facts {
         Ok(facts) => facts,
@@ -68,10 +68,10 @@ fn user(status: &Result<String, Unknown>) -> Finding {
 }
 
 /// Effective capabilities of the process.
-fn capabilities(status: &Result<String, Unknown>) -> Finding {
+fn capabilities(status: &Result<String, UnknownFact>) -> Finding {
     const ID: &str = "identity.capabilities";
-    let set = status.as_ref().map_err(Unknown::clone).and_then(|text| {
-        effective_capabilities(text).ok_or_else(|| Unknown("/proc/self/status has no CapEff".into()))
+    let set = status.as_ref().map_err(UnknownFact::clone).and_then(|text| {
+        effective_capabilities(text).ok_or_else(|| UnknownFact("/proc/self/status has no CapEff".into()))
     });
     match set {
         Ok(set) => {
@@ -142,7 +142,7 @@ CapEff:\t0000000000004001
 
     #[test]
     fn unknown_state_is_reported() {
-        let none = Err(Unknown("no /proc".into()));
+        let none = Err(UnknownFact("no /proc".into()));
         for found in findings(&Tree::new().source(), &none) {
             assert!(found.value["unknown"].is_string(), "{found:?}");
         }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use super::{Finding, FindingStatus};
 use shmesh_sys::procfs::field;
 
@@ -16,7 +16,7 @@ const INITIAL_PID: u64 = 4_026_531_836;
 const INITIAL_CGROUP: u64 = 4_026_531_835;
 
 /// All findings about isolation.
-pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec<Finding> {
+pub(super) fn findings(source: &Source, status: &Result<String, UnknownFact>) -> Vec<Finding> {
     vec![
         seccomp(status),
         no_new_privs(status),
@@ -28,14 +28,14 @@ pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec
 }
 
 /// A numeric field of `/proc/self/status`.
-fn number(status: &Result<String, Unknown>, name: &str) -> Result<u64, Unknown> {
-    let text = status.as_ref().map_err(Unknown::clone)?;
+fn number(status: &Result<String, UnknownFact>, name: &str) -> Result<u64, UnknownFact> {
+    let text = status.as_ref().map_err(UnknownFact::clone)?;
     let found = field(text, name).and_then(|value| value.parse().ok());
-    found.ok_or_else(|| Unknown(format!("/proc/self/status has no number {name}")))
+    found.ok_or_else(|| UnknownFact(format!("/proc/self/status has no number {name}")))
 }
 
 /// The finding about filtered system calls.
-fn seccomp(status: &Result<String, Unknown>) -> Finding {
+fn seccomp(status: &Result<String, UnknownFact>) -> Finding {
     const ID: &str = "isolation.seccomp";
     let mode = match number(status, "Seccomp") {
         Ok(mode) => mode,
@@ -63,7 +63,7 @@ fn seccomp(status: &Result<String, Unknown>) -> Finding {
 }
 
 /// The finding about no_new_privs.
-fn no_new_privs(status: &Result<String, Unknown>) -> Finding {
+fn no_new_privs(status: &Result<String, UnknownFact>) -> Finding {
     const ID: &str = "isolation.no_new_privs";
     match number(status, "NoNewPrivs") {
         Ok(set) => Finding::new(
@@ -83,9 +83,9 @@ fn inode(link: &str) -> Option<u64> {
 }
 
 /// The inode of one of this process's namespaces.
-fn namespace(source: &Source, name: &str) -> Result<u64, Unknown> {
+fn namespace(source: &Source, name: &str) -> Result<u64, UnknownFact> {
     let link = source.link(&format!("/proc/self/ns/{name}"))?;
-    inode(&link).ok_or_else(|| Unknown(format!("{link:?} is not a namespace")))
+    inode(&link).ok_or_else(|| UnknownFact(format!("{link:?} is not a namespace")))
 }
 
 /// Whether this process is in the initial user namespace, in which alone its capabilities apply to the whole kernel.
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(no_new_privs(&status).value, json!(true));
         assert_eq!(seccomp(&Ok("Seccomp:\t1\n".into())).status, FindingStatus::Warn);
         assert!(seccomp(&Ok(String::new())).value["unknown"].is_string());
-        assert!(no_new_privs(&Err(Unknown("gone".into()))).value["unknown"].is_string());
+        assert!(no_new_privs(&Err(UnknownFact("gone".into()))).value["unknown"].is_string());
     }
 
     #[test]
@@ -258,6 +258,6 @@ mod tests {
         tree.link("proc/self/ns/ipc", "ipc:[1]").link("proc/self/ns/cgroup", "cgroup:[4026531835]");
         assert_eq!(ipc_namespace(&tree.source()).shown, "own (1)");
         assert_eq!(cgroup_namespace(&tree.source()).value["initial"], true);
-        assert_eq!(findings(&tree.source(), &Err(Unknown("x".into()))).len(), 6);
+        assert_eq!(findings(&tree.source(), &Err(UnknownFact("x".into()))).len(), 6);
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::identity::{self, CAP_IPC_LOCK};
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use super::{Finding, FindingStatus, isolation};
 use crate::human;
 
@@ -15,7 +15,7 @@ const FEW_FILES: u64 = 256;
 
 /// A soft and a hard limit; `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limit {
+struct OpenLimit {
     /// The limit in force.
     soft: Option<u64>,
     /// The maximum to which the process may raise it.
@@ -23,21 +23,21 @@ struct Limit {
 }
 
 /// A line of `/proc/self/limits` that starts with `name`.
-fn parse(text: &str, name: &str) -> Option<Limit> {
+fn parse(text: &str, name: &str) -> Option<OpenLimit> {
     let mut words = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
     let mut one = || match words.next()? {
         "unlimited" => Some(None),
         number => number.parse().ok().map(Some),
     };
-    Some(Limit { soft: one()?, hard: one()? })
+    Some(OpenLimit { soft: one()?, hard: one()? })
 }
 
 /// The findings about both limits.
-pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec<Finding> {
+pub(super) fn findings(source: &Source, status: &Result<String, UnknownFact>) -> Vec<Finding> {
     let text = source.text("/proc/self/limits");
     let limit = |name: &str| {
-        let text = text.as_ref().map_err(Unknown::clone)?;
-        parse(text, name).ok_or_else(|| Unknown(format!("/proc/self/limits has no {name:?}")))
+        let text = text.as_ref().map_err(UnknownFact::clone)?;
+        parse(text, name).ok_or_else(|| UnknownFact(format!("/proc/self/limits has no {name:?}")))
     };
     // The kernel requires the capability in the initial user namespace; root of another one does not have it.
     let may_lock = isolation::in_initial_user_namespace(source)
@@ -46,7 +46,7 @@ pub(super) fn findings(source: &Source, status: &Result<String, Unknown>) -> Vec
 }
 
 /// The finding about locked memory, which links do not need, but pinning for a device does.
-fn memlock(limit: Result<Limit, Unknown>, may_lock: bool) -> Finding {
+fn memlock(limit: Result<OpenLimit, UnknownFact>, may_lock: bool) -> Finding {
     const ID: &str = "limits.memlock";
     let limit = match limit {
         Ok(limit) => limit,
@@ -84,7 +84,7 @@ fn memlock(limit: Result<Limit, Unknown>, may_lock: bool) -> Finding {
 }
 
 /// The finding about open files, which limit the number of links.
-fn nofile(limit: Result<Limit, Unknown>) -> Finding {
+fn nofile(limit: Result<OpenLimit, UnknownFact>) -> Finding {
     const ID: &str = "limits.nofile";
     let limit = match limit {
         Ok(limit) => limit,
@@ -133,10 +133,10 @@ Max locked memory         8388608              unlimited            bytes
 
     #[test]
     fn parses() {
-        let open = Limit { soft: Some(1024), hard: Some(524_288) };
+        let open = OpenLimit { soft: Some(1024), hard: Some(524_288) };
         assert_eq!(parse(TEXT, "Max open files"), Some(open));
-        assert_eq!(parse(TEXT, "Max locked memory"), Some(Limit { soft: Some(8 << 20), hard: None }));
-        assert_eq!(parse(TEXT, "Max cpu time"), Some(Limit { soft: None, hard: None }));
+        assert_eq!(parse(TEXT, "Max locked memory"), Some(OpenLimit { soft: Some(8 << 20), hard: None }));
+        assert_eq!(parse(TEXT, "Max cpu time"), Some(OpenLimit { soft: None, hard: None }));
         assert_eq!(parse(TEXT, "Max nothing"), None);
         assert_eq!(parse("Max open files many", "Max open files"), None);
     }
@@ -157,13 +157,13 @@ Max locked memory         8388608              unlimited            bytes
         );
         tree.link("proc/self/ns/user", "user:[4026531837]");
         assert_eq!(findings(&tree.source(), &capable)[0].status, FindingStatus::Ok);
-        let few = nofile(Ok(Limit { soft: Some(100), hard: Some(100) }));
+        let few = nofile(Ok(OpenLimit { soft: Some(100), hard: Some(100) }));
         assert_eq!(few.status, FindingStatus::Warn);
     }
 
     #[test]
     fn missing() {
-        let found = findings(&Tree::new().source(), &Err(Unknown("x".into())));
+        let found = findings(&Tree::new().source(), &Err(UnknownFact("x".into())));
         assert!(
             found.iter().all(|one| one.status == FindingStatus::Note && one.value["unknown"].is_string())
         );

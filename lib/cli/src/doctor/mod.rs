@@ -25,7 +25,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use serde_json::{Value, json};
 use shmesh_sys::quantity::Bytes;
-use source::{Source, Unknown};
+use source::{Source, UnknownFact};
 
 use crate::args::Output;
 
@@ -122,7 +122,7 @@ impl Finding {
     }
 
     /// A fact that could not be determined; `means` says what to do without it.
-    fn unknown(id: &'static str, why: &Unknown, means: impl Into<String>) -> Self {
+    fn unknown(id: &'static str, why: &UnknownFact, means: impl Into<String>) -> Self {
         Self::new(id, FindingStatus::Note, json!({ "unknown": why.0 }), format!("unknown ({why})"), means)
     }
 }

@@ -137,13 +137,13 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
     let value = json!({ "shmem_enabled": general, "memfd": memfd, "dir": dir });
     let shown = format!("memfd {memfd}, directory {dir}");
     let (status, means) = match (effect(memfd), effect(dir)) {
-        (Effect::None, Effect::None) if general != "deny" && can_collapse(source) => (
+        (PageEffect::None, PageEffect::None) if general != "deny" && can_collapse(source) => (
             FindingStatus::Ok,
             "`huge_pages: transparent` works: the creator of a link collapses its pages into huge ones (Linux \
              6.1 or later), whatever shmem_enabled says. Other links stay on small pages."
                 .to_owned(),
         ),
-        (Effect::None, Effect::None) => (
+        (PageEffect::None, PageEffect::None) => (
             FindingStatus::Note,
             format!(
                 "`huge_pages: transparent` changes nothing here: segments stay on small pages, so prefault \
@@ -151,12 +151,12 @@ fn transparent(source: &Source, mount: Option<&Mount>) -> Finding {
                  {TRANSPARENT}/shmem_enabled on the node."
             ),
         ),
-        (Effect::None, _) => (
+        (PageEffect::None, _) => (
             FindingStatus::Ok,
             "`huge_pages: transparent` works for named segments in the directory, not for memfd segments."
                 .to_owned(),
         ),
-        (memfd, Effect::None) => (
+        (memfd, PageEffect::None) => (
             FindingStatus::Ok,
             format!(
                 "{} Named segments in the directory stay on small pages (mount option huge=).",
@@ -177,7 +177,7 @@ fn can_collapse(source: &Source) -> bool {
 
 /// The effect of a setting on a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
+enum PageEffect {
     /// No huge pages, even on request.
     None,
     /// Huge pages on request.
@@ -186,7 +186,7 @@ enum Effect {
     Always,
 }
 
-impl Effect {
+impl PageEffect {
     /// The sentence for memfd segments.
     fn sentence(self) -> &'static str {
         match self {
@@ -198,11 +198,11 @@ impl Effect {
 }
 
 /// The effect of a setting of `shmem_enabled`.
-fn effect(setting: &str) -> Effect {
+fn effect(setting: &str) -> PageEffect {
     match setting {
-        "advise" => Effect::Asked,
-        "always" | "within_size" | "force" => Effect::Always,
-        _ => Effect::None,
+        "advise" => PageEffect::Asked,
+        "always" | "within_size" | "force" => PageEffect::Always,
+        _ => PageEffect::None,
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 use shmesh_sys::errno::Errno;
 
 use super::dir::{DirOwner, Facts, Space};
-use super::source::Unknown;
+use super::source::UnknownFact;
 use super::{Finding, FindingStatus};
 use crate::human;
 use shmesh_sys::mountinfo::Mount;
@@ -174,7 +174,7 @@ fn nvipc_links(links: &[String]) -> Option<Finding> {
 }
 
 /// The finding about the mount.
-fn mount(seen: &Result<(Mount, usize), Unknown>) -> Finding {
+fn mount(seen: &Result<(Mount, usize), UnknownFact>) -> Finding {
     const ID: &str = "dir.mount";
     let (mount, hidden) = match seen {
         Ok((mount, hidden)) => (mount, *hidden),

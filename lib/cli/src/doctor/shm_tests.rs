@@ -15,7 +15,7 @@ fn facts() -> Facts {
     }
 }
 
-fn parsed(line: &str) -> Result<(Mount, usize), Unknown> {
+fn parsed(line: &str) -> Result<(Mount, usize), UnknownFact> {
     Ok((mountinfo::parse(line)[0].clone(), 0))
 }
 
@@ -53,7 +53,7 @@ fn default_size_and_one_unit_are_recognised() {
         by_id(&found, "dir.space").means.contains("emptyDir")
             && by_id(&found, "dir.space").means.contains("shmesh.io/shm")
     );
-    facts.seen = Err(Unknown("hidden".into()));
+    facts.seen = Err(UnknownFact("hidden".into()));
     assert_eq!(by_id(&findings(&facts), "dir.space").status, FindingStatus::Warn);
     assert_eq!(by_id(&findings(&facts), "dir.mount").status, FindingStatus::Note);
 }
@@ -69,7 +69,7 @@ fn unlimited_unknown_and_missing_space() {
     let found = findings(&facts);
     assert_eq!(by_id(&found, "dir.space").status, FindingStatus::Warn);
     assert_eq!(by_id(&found, "dir.inodes").status, FindingStatus::Warn);
-    facts.space = Err(Unknown("statfs: refused".into()));
+    facts.space = Err(UnknownFact("statfs: refused".into()));
     assert!(by_id(&findings(&facts), "dir.space").value["unknown"].is_string());
 }
 

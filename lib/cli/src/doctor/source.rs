@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 /// The reason why a fact could not be determined. The finding reports it; the command does not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Unknown(pub(super) String);
+pub(super) struct UnknownFact(pub(super) String);
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnknownFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -31,34 +31,34 @@ impl Source {
     }
 
     /// The text of a file; bytes that are not UTF-8 are replaced.
-    pub(super) fn text(&self, path: impl AsRef<Path>) -> Result<String, Unknown> {
+    pub(super) fn text(&self, path: impl AsRef<Path>) -> Result<String, UnknownFact> {
         let path = path.as_ref();
         match std::fs::read(self.place(path)) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(why) => Err(Unknown(format!("cannot read {}: {why}", path.display()))),
+            Err(why) => Err(UnknownFact(format!("cannot read {}: {why}", path.display()))),
         }
     }
 
     /// The number in a file.
-    pub(super) fn number(&self, path: impl AsRef<Path>) -> Result<u64, Unknown> {
+    pub(super) fn number(&self, path: impl AsRef<Path>) -> Result<u64, UnknownFact> {
         let path = path.as_ref();
         let text = self.text(path)?;
         let text = text.trim();
-        text.parse().map_err(|_| Unknown(format!("{} holds {text:?}, not a number", path.display())))
+        text.parse().map_err(|_| UnknownFact(format!("{} holds {text:?}, not a number", path.display())))
     }
 
     /// The target of a symbolic link.
-    pub(super) fn link(&self, path: &str) -> Result<String, Unknown> {
+    pub(super) fn link(&self, path: &str) -> Result<String, UnknownFact> {
         match std::fs::read_link(self.place(Path::new(path))) {
             Ok(target) => Ok(target.to_string_lossy().into_owned()),
-            Err(why) => Err(Unknown(format!("cannot read the link {path}: {why}"))),
+            Err(why) => Err(UnknownFact(format!("cannot read the link {path}: {why}"))),
         }
     }
 
     /// The sorted names in a directory.
-    pub(super) fn names(&self, path: &str) -> Result<Vec<String>, Unknown> {
+    pub(super) fn names(&self, path: &str) -> Result<Vec<String>, UnknownFact> {
         let entries = std::fs::read_dir(self.place(Path::new(path)))
-            .map_err(|why| Unknown(format!("cannot list {path}: {why}")))?;
+            .map_err(|why| UnknownFact(format!("cannot list {path}: {why}")))?;
         let mut names: Vec<String> =
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();

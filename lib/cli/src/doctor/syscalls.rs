@@ -11,7 +11,7 @@ use shmesh_sys::file::{self, ByteLock, Seals};
 use shmesh_sys::socket;
 
 use super::dir::Scratch;
-use super::source::{Source, Unknown};
+use super::source::{Source, UnknownFact};
 use super::{Finding, FindingStatus, PidfdOpen, cpu};
 use shmesh_sys::procfs::field;
 
@@ -112,7 +112,7 @@ const TMPFILE: Call = Call {
 /// Tries all system calls that links use.
 pub(super) fn findings(
     source: &Source,
-    status: &Result<String, Unknown>,
+    status: &Result<String, UnknownFact>,
     scratch: &Scratch,
     pidfd_open: Option<PidfdOpen>,
 ) -> Vec<Finding> {
@@ -194,7 +194,7 @@ fn peer_pidfd() -> io::Result<()> {
 }
 
 /// The finding about `pidfd_open` without trying it.
-fn inferred(source: &Source, status: &Result<String, Unknown>) -> Finding {
+fn inferred(source: &Source, status: &Result<String, UnknownFact>) -> Finding {
     let release = source.text("/proc/sys/kernel/osrelease").ok();
     let version = release.as_deref().and_then(cpu::version);
     let filtered = status.as_ref().ok().and_then(|status| field(status, "Seccomp")) != Some("0");
@@ -209,7 +209,7 @@ fn inferred(source: &Source, status: &Result<String, Unknown>) -> Finding {
         ),
         _ => Finding::unknown(
             PIDFD_OPEN.id,
-            &Unknown("not tried; a seccomp filter or an unknown kernel decides".into()),
+            &UnknownFact("not tried; a seccomp filter or an unknown kernel decides".into()),
             "RuntimeDefault allows it; where it is refused, death is seen through SO_PEERPIDFD or hang-up.",
         ),
     }

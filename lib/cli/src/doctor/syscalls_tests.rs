@@ -26,7 +26,7 @@ fn pidfd_open_is_tried_or_inferred() {
     tree.file("proc/sys/kernel/osrelease", "6.8.0-31-generic\n");
     assert_eq!(inferred(&tree.source(), &status(0)).value["inferred"], true);
     assert!(inferred(&tree.source(), &status(2)).value["unknown"].is_string());
-    assert!(inferred(&tree.source(), &Err(Unknown("x".into()))).value["unknown"].is_string());
+    assert!(inferred(&tree.source(), &Err(UnknownFact("x".into()))).value["unknown"].is_string());
     tree.file("proc/sys/kernel/osrelease", "4.18.0\n");
     assert_eq!(inferred(&tree.source(), &status(0)).value["errno"], "ENOSYS");
     let scratch = Scratch { file: Err(Errno::ENOENT), anonymous: Err(Errno::ENOENT) };

@@ -15,13 +15,13 @@ use shmesh::config::{PoolConfig, PoolId};
 use shmesh_sys::file::Locked;
 
 use super::Buffers;
-use crate::exchange::Peer;
+use crate::exchange::ExchangePeer;
 use crate::held::{DataBuffer, DataOfMsg, HeldBuffers};
 use crate::layout::{
-    INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, Names, PoolShapes, TIME_BYTES,
+    INFO_DATA_INDEX, INFO_DATA_POOL, INFO_REFERENCES, INFO_WORDS, PoolShapes, SegmentNames, TIME_BYTES,
 };
-use crate::memory::{AtomicU32, AtomicU64, Memory, Words};
-use crate::queue::Queue;
+use crate::memory::{AtomicU32, AtomicU64, Memory, WordArray};
+use crate::queue::IndexQueue;
 use crate::{Error, Result};
 
 /// How long a closing primary waits for another process that creates a link in the same directory.
@@ -32,7 +32,7 @@ const FILES_LIMIT: Duration = Duration::from_secs(5);
 pub(super) struct Pool {
     pub(super) id: PoolId,
     pub(super) config: PoolConfig,
-    pub(super) free: Queue,
+    pub(super) free: IndexQueue,
     pub(super) held: HeldBuffers,
     /// Address of the first buffer; `None` for buffers in device memory.
     pub(super) base: Option<NonNull<u8>>,
@@ -103,16 +103,16 @@ pub struct RecoveryStats {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) side: Side,
-    pub(super) names: Names,
+    pub(super) names: SegmentNames,
     pub(super) shape: PoolShapes,
     /// The rings: secondary to primary, and primary to secondary.
-    pub(super) rings: [Queue; 2],
-    pub(super) infos: Words<AtomicU32>,
+    pub(super) rings: [IndexQueue; 2],
+    pub(super) infos: WordArray<AtomicU32>,
     pub(super) pools: [Option<Pool>; PoolId::COUNT],
     pub(super) attached: DataOfMsg,
     /// The word of `_debug` that is set during a dump, and the timestamps of messages.
-    pub(super) dumping: Words<AtomicU64>,
-    pub(super) times: Words<AtomicU64>,
+    pub(super) dumping: WordArray<AtomicU64>,
+    pub(super) times: WordArray<AtomicU64>,
     /// The eventfd that the peer writes to and that we wait on.
     pub(super) eventfd: OwnedFd,
     /// Readable when waiting is pointless: the endpoint is closed, or the primary has ended.
@@ -122,7 +122,7 @@ pub(super) struct Shared {
     /// Number of calls that released a buffer, modulo 2^32. The service thread takes an unchanged number as a sign of
     /// idleness.
     pub(super) released: AtomicU32,
-    pub(super) peer: RwLock<Option<Arc<Peer>>>,
+    pub(super) peer: RwLock<Option<Arc<ExchangePeer>>>,
     /// Calls hold this shared, recovery and closing hold it exclusively. It guards the segments, not a value.
     pub(super) calls: RwLock<()>,
     pub(super) closed: AtomicBool,
@@ -173,7 +173,7 @@ impl Shared {
     }
 
     /// The peer. Returned without the lock, because writing to a peer may block.
-    pub(super) fn peer(&self) -> Option<Arc<Peer>> {
+    pub(super) fn peer(&self) -> Option<Arc<ExchangePeer>> {
         self.peer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -192,7 +192,7 @@ impl Shared {
 
     /// The ring that this side sends on.
     #[inline]
-    pub(super) fn tx(&self) -> &Queue {
+    pub(super) fn tx(&self) -> &IndexQueue {
         match self.side {
             Side::Secondary => &self.rings[0],
             Side::Primary => &self.rings[1],
@@ -201,7 +201,7 @@ impl Shared {
 
     /// The ring that this side receives from.
     #[inline]
-    pub(super) fn rx(&self) -> &Queue {
+    pub(super) fn rx(&self) -> &IndexQueue {
         match self.side {
             Side::Secondary => &self.rings[1],
             Side::Primary => &self.rings[0],

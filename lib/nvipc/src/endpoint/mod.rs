@@ -27,7 +27,7 @@ use crate::held::DataBuffer;
 use crate::layout::{
     INFO_CELL_ID, INFO_DATA_LEN, INFO_DIRECTION, INFO_MSG_ID, INFO_MSG_LEN, INFO_REFERENCES,
 };
-use crate::queue::Queue;
+use crate::queue::IndexQueue;
 use crate::{Error, Result};
 pub use link::RecoveryStats;
 use link::{Pool, Shared};
@@ -228,7 +228,7 @@ impl Endpoint {
         Ok(CheckedMessage { index, msg_len, data, data_len })
     }
 
-    fn enqueue(&self, message: Message, ring: &Queue, direction: u32) -> Result<()> {
+    fn enqueue(&self, message: Message, ring: &IndexQueue, direction: u32) -> Result<()> {
         let shared = &*self.shared;
         let _entered = shared.enter()?;
         let CheckedMessage { index, msg_len, data, data_len } = self.checked(&message)?;

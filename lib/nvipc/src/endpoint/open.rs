@@ -16,12 +16,12 @@ use super::{Endpoint, peer};
 use crate::exchange;
 use crate::held::{DataOfMsg, HeldBuffers};
 use crate::layout::{
-    COMMAND_RING_BYTES, COMMANDS, CONFIG_AT, CONFIG_BYTES, DUMPING_AT, FORWARD_QUEUE_AT, INFO_WORDS, Names,
-    PoolShapes, QUEUE_WORDS, SEMAPHORE, TIME_BYTES, TIME_OF_SEND, TIMES_AT, debug_bytes, forward_bytes,
-    infos_at, pool_bytes, queue_bytes, shm_bytes,
+    COMMAND_RING_BYTES, COMMANDS, CONFIG_AT, CONFIG_BYTES, DUMPING_AT, FORWARD_QUEUE_AT, INFO_WORDS,
+    PoolShapes, QUEUE_WORDS, SEMAPHORE, SegmentNames, TIME_BYTES, TIME_OF_SEND, TIMES_AT, debug_bytes,
+    forward_bytes, infos_at, pool_bytes, queue_bytes, shm_bytes,
 };
 use crate::memory::{AtomicU32, Memory};
-use crate::queue::Queue;
+use crate::queue::IndexQueue;
 use crate::{Error, Result};
 
 /// How long to wait for another process that creates a link in the same directory.
@@ -151,7 +151,7 @@ impl Options {
         pools: [PoolConfig; PoolId::COUNT],
         agrees: Option<peer::ReconnectCheck>,
     ) -> Result<Endpoint> {
-        let names = Names::new(prefix)?;
+        let names = SegmentNames::new(prefix)?;
         let shape = PoolShapes::checked(pools)?;
         let system = |doing: &str, error| Error::system(format!("{doing} {}", self.dir.display()), error);
         let _alone = lock_dir(&self.dir, DIR_LIMIT).map_err(|error| system("lock the directory", error))?;
@@ -191,7 +191,7 @@ impl Options {
     }
 
     /// Removes the files of a primary that has ended.
-    fn clear(&self, names: &Names) -> Result<()> {
+    fn clear(&self, names: &SegmentNames) -> Result<()> {
         let server = self.dir.join(names.server());
         let served = socket::is_bound(&server);
         if served.map_err(|error| Error::system(format!("look at {}", server.display()), error))? {
@@ -234,7 +234,7 @@ impl Options {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn attach(&self, prefix: &str) -> Result<Endpoint> {
-        let names = Names::new(prefix)?;
+        let names = SegmentNames::new(prefix)?;
         let eventfd = eventfd::blocking().map_err(|error| Error::system("make an eventfd", error))?;
         // This comes first, as in NVIPC: an NVIPC primary may reset its queues before it answers.
         let peer = exchange::meet(&self.dir.join(names.server()), &eventfd, self.patience, self.report)?;
@@ -283,7 +283,7 @@ impl Options {
     fn place(
         &self,
         side: Side,
-        names: Names,
+        names: SegmentNames,
         shape: PoolShapes,
         debug: &Arc<Memory>,
         shm: &Arc<Memory>,
@@ -405,8 +405,8 @@ fn longer(memory: &Memory, what: &str, expected: u64) -> Result<()> {
     if found < expected { Err(Error::Truncated { what: what.to_owned(), found, expected }) } else { Ok(()) }
 }
 
-fn queue(memory: &Arc<Memory>, at: usize, len: usize) -> Result<Queue> {
-    memory.words(at, QUEUE_WORDS + len).map(Queue::new).ok_or_else(damaged)
+fn queue(memory: &Arc<Memory>, at: usize, len: usize) -> Result<IndexQueue> {
+    memory.words(at, QUEUE_WORDS + len).map(IndexQueue::new).ok_or_else(damaged)
 }
 
 fn damaged() -> Error {

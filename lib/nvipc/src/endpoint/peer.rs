@@ -10,7 +10,7 @@ use shmesh_sys::eventfd;
 use shmesh_sys::poll::{self, Watch};
 
 use super::link::Shared;
-use crate::exchange::{Caller, Peer};
+use crate::exchange::{ConnectingPeer, ExchangePeer};
 
 /// Asks the application whether a secondary may connect again; `false` refuses it.
 pub(super) type ReconnectCheck = Box<dyn Fn() -> bool + Send>;
@@ -33,7 +33,7 @@ pub(super) fn serve(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecti
 }
 
 fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Option<&ReconnectCheck>) {
-    let (mut met, mut waiting) = (false, VecDeque::<Caller>::new());
+    let (mut met, mut waiting) = (false, VecDeque::<ConnectingPeer>::new());
     let (mut released, mut looked) = (0, Instant::now());
     while !shared.closed.load(Acquire) {
         let peer = shared.peer();
@@ -47,7 +47,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
         let silent = || waiting.iter().filter(|caller| !caller.has_spoken());
         fds.extend(silent().map(Watch::readable));
         let look = Instant::now().checked_add(LOOK);
-        let until = silent().filter_map(Caller::silent_until).chain(look).min();
+        let until = silent().filter_map(ConnectingPeer::silent_until).chain(look).min();
         let waited = poll::wait(&mut fds, until);
         if look.is_none_or(|look| Instant::now() >= look) || looked.elapsed() >= LOOK {
             released = shared.return_parked(released);
@@ -77,7 +77,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
             _ => {}
         }
         if let (true, Some(listener)) = (called, listener) {
-            match Caller::accepted(listener) {
+            match ConnectingPeer::accepted(listener) {
                 Ok(caller) => waiting.push_back(caller),
                 // Usually there are no descriptors left. The listener stays readable, so pause instead of spinning.
                 Err(_) => std::thread::sleep(AGAIN),
@@ -103,7 +103,7 @@ fn meet_all(shared: &Arc<Shared>, listener: Option<&OwnedFd>, reconnecting: Opti
 }
 
 impl Shared {
-    fn set_peer(&self, peer: Option<Peer>) {
+    fn set_peer(&self, peer: Option<ExchangePeer>) {
         let mut place = self.peer.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *place, peer.map(Arc::new));
         drop(place);
@@ -126,12 +126,12 @@ impl Shared {
     }
 
     /// Whether a living secondary other than the caller has the link.
-    fn is_taken_from(&self, caller: &Caller) -> bool {
+    fn is_taken_from(&self, caller: &ConnectingPeer) -> bool {
         self.peer().is_some_and(|peer| peer.pidfd().is_some() && !peer.has_ended() && !peer.is(caller))
     }
 
     /// Exchanges eventfds with a caller. Returns `false` if it did not become the peer.
-    fn meet(&self, caller: Caller, again: bool, reconnecting: Option<&ReconnectCheck>) -> bool {
+    fn meet(&self, caller: ConnectingPeer, again: bool, reconnecting: Option<&ReconnectCheck>) -> bool {
         let ended = self.peer().is_some_and(|peer| peer.has_ended());
         if ended {
             self.secondary_ended();

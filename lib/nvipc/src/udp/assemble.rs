@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use shmesh::config::PoolId;
 
-use super::wire::Header;
+use super::wire::DatagramHeader;
 use super::{LossStats, Pools};
 use crate::endpoint::{Buffers, Message};
 
@@ -39,16 +39,16 @@ struct Stream {
 }
 
 impl Stream {
-    fn begun_by(header: &Header) -> Self {
+    fn begun_by(header: &DatagramHeader) -> Self {
         Self { session: header.session, first: header.number, next: header.number, delivered: false }
     }
 
-    fn continues(&self, header: &Header) -> bool {
+    fn continues(&self, header: &DatagramHeader) -> bool {
         self.session == header.session && header.number.wrapping_sub(self.next) < AHEAD_MAX
     }
 
     /// Whether a datagram is too late for this stream, but by no more than `max` messages.
-    fn has_passed(&self, header: &Header, max: u32) -> bool {
+    fn has_passed(&self, header: &DatagramHeader, max: u32) -> bool {
         self.session == header.session && (1..=max).contains(&self.next.wrapping_sub(header.number))
     }
 }
@@ -56,7 +56,7 @@ impl Stream {
 /// An incomplete message: some of its parts have arrived.
 #[derive(Debug)]
 struct Partial {
-    header: Header,
+    header: DatagramHeader,
     /// Bytes of each part but the last.
     stride: u32,
     msg: u32,
@@ -77,7 +77,7 @@ pub(super) struct Assembler {
 
 impl Assembler {
     /// Adds a part. Returns the message if this was its last missing part.
-    pub(super) fn put(&mut self, header: Header, payload: &[u8], pools: &Pools) -> Option<Message> {
+    pub(super) fn put(&mut self, header: DatagramHeader, payload: &[u8], pools: &Pools) -> Option<Message> {
         let Some(stride) = header.stride(payload.len()) else {
             self.refuse();
             return None;
@@ -104,7 +104,7 @@ impl Assembler {
     }
 
     /// Returns the stream of a datagram, and starts one if needed. Returns `None` if the datagram is too late.
-    fn stream_of(&mut self, header: &Header, pools: &Pools) -> Option<usize> {
+    fn stream_of(&mut self, header: &DatagramHeader, pools: &Pools) -> Option<usize> {
         if let Some(at) = self.streams.iter().position(|stream| stream.continues(header)) {
             return Some(at);
         }
@@ -123,7 +123,7 @@ impl Assembler {
         Some(self.streams.len() - 1)
     }
 
-    fn begin(&mut self, header: Header, stride: u32, pools: &Pools) -> Option<usize> {
+    fn begin(&mut self, header: DatagramHeader, stride: u32, pools: &Pools) -> Option<usize> {
         let (msg, data) = loop {
             if let Some(taken) = pools.take(&header) {
                 break taken;
@@ -206,7 +206,7 @@ impl Assembler {
     }
 
     /// Returns the buffers of incomplete messages that match.
-    fn drop_partials(&mut self, pools: &Pools, such: impl Fn(&Header) -> bool) {
+    fn drop_partials(&mut self, pools: &Pools, such: impl Fn(&DatagramHeader) -> bool) {
         self.partial.retain(|partial| {
             let goes = such(&partial.header);
             if goes {
@@ -229,13 +229,13 @@ impl Assembler {
 
 impl Pools {
     /// Whether the buffers of the pools are long enough for a message.
-    fn would_fit(&self, header: &Header) -> bool {
+    fn would_fit(&self, header: &DatagramHeader) -> bool {
         let holds = |id, len| self.get(id).is_some_and(|pool| len <= pool.config.buf_size_bytes);
         holds(PoolId::CpuMsg, header.msg_len) && header.data_pool.is_none_or(|id| holds(id, header.data_len))
     }
 
     /// Takes buffers for a message of which a part has arrived.
-    fn take(&self, header: &Header) -> Option<(u32, Option<u32>)> {
+    fn take(&self, header: &DatagramHeader) -> Option<(u32, Option<u32>)> {
         if !self.would_fit(header) {
             return None;
         }
@@ -251,7 +251,7 @@ impl Pools {
         }
     }
 
-    fn write(&self, msg: u32, data: Option<u32>, header: &Header, offset: usize, payload: &[u8]) {
+    fn write(&self, msg: u32, data: Option<u32>, header: &DatagramHeader, offset: usize, payload: &[u8]) {
         let split = (header.msg_len as usize).saturating_sub(offset).min(payload.len());
         let (of_msg, of_data) = payload.split_at(split);
         if let Some(pool) = self.get(PoolId::CpuMsg).filter(|_| !of_msg.is_empty()) {
@@ -300,9 +300,15 @@ mod tests {
     }
 
     /// One part of a message whose bytes all follow from its number.
-    fn datagram(session: u32, number: u32, lens: (u32, u32), parts: u16, part: u16) -> (Header, Vec<u8>) {
+    fn datagram(
+        session: u32,
+        number: u32,
+        lens: (u32, u32),
+        parts: u16,
+        part: u16,
+    ) -> (DatagramHeader, Vec<u8>) {
         let data_pool = (lens.1 > 0).then_some(PoolId::CpuData);
-        let header = Header {
+        let header = DatagramHeader {
             session,
             number,
             part,
@@ -317,7 +323,7 @@ mod tests {
         let stride = u32::try_from(header.total()).unwrap().div_ceil(u32::from(parts).max(1));
         let offset = stride * u32::from(part);
         let len = stride.min((lens.0 + lens.1).saturating_sub(offset));
-        (Header { offset, ..header }, vec![number.to_le_bytes()[0]; len as usize])
+        (DatagramHeader { offset, ..header }, vec![number.to_le_bytes()[0]; len as usize])
     }
 
     /// Checks every byte of a message, and returns its buffers.
@@ -359,7 +365,7 @@ mod tests {
             for (session, number, lens, parts, part, shift) in datagrams {
                 let (header, payload) = datagram(session, number, lens, parts, part);
                 // As the parser allows.
-                let header = Header { offset: header.offset.wrapping_add_signed(shift), ..header };
+                let header = DatagramHeader { offset: header.offset.wrapping_add_signed(shift), ..header };
                 let end = u64::from(header.offset) + payload.len() as u64;
                 if part < parts && end <= header.total()
                     && let Some(message) = assembler.put(header, &payload, &pools)

@@ -31,7 +31,7 @@ use crate::memory::AtomicU32;
 use crate::{Error, Result};
 use assemble::Assembler;
 use pool::Pool;
-use wire::{HEADER_BYTES, Header};
+use wire::{DatagramHeader, HEADER_BYTES};
 
 /// Largest payload of a datagram over IPv4.
 const DATAGRAM_MAX: usize = 65_507;
@@ -258,7 +258,7 @@ impl Endpoint {
                 Some((pool, pool.held_index(data)?, pool.checked_len("data_len", message.data_len)?))
             }
         };
-        let header = Header {
+        let header = DatagramHeader {
             session: self.session,
             number: 0,
             part: 0,
@@ -282,7 +282,7 @@ impl Endpoint {
         match self.form {
             Form::Shmesh => self.send_parts(header, copy)?,
             Form::Nvipc => {
-                let whole = Header { msg_len: msg_pool.config.buf_size_bytes, ..header };
+                let whole = DatagramHeader { msg_len: msg_pool.config.buf_size_bytes, ..header };
                 self.send_whole(&whole, |to| {
                     let (of_msg, of_data) = to.split_at_mut(whole.msg_len as usize);
                     msg_pool.read(index, 0, of_msg);
@@ -296,7 +296,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn send_parts(&self, header: Header, copy: impl Fn(usize, &mut [u8])) -> Result<()> {
+    fn send_parts(&self, header: DatagramHeader, copy: impl Fn(usize, &mut [u8])) -> Result<()> {
         let room = self.datagram_bytes - HEADER_BYTES;
         let total = usize::try_from(header.total()).unwrap_or(usize::MAX);
         let parts = u16::try_from(total.div_ceil(room).max(1))
@@ -309,13 +309,13 @@ impl Endpoint {
             copy(offset, &mut payload[..len]);
             let offset = u32::try_from(offset)
                 .map_err(|_| Error::Udp { why: "the message is longer than 4 GiB; send less" })?;
-            let head = Header { number, part, parts, offset, ..header }.to_bytes();
+            let head = DatagramHeader { number, part, parts, offset, ..header }.to_bytes();
             self.put(&[IoSlice::new(&head), IoSlice::new(&payload[..len])])?;
         }
         Ok(())
     }
 
-    fn send_whole(&self, header: &Header, fill: impl Fn(&mut [u8])) -> Result<()> {
+    fn send_whole(&self, header: &DatagramHeader, fill: impl Fn(&mut [u8])) -> Result<()> {
         let total = usize::try_from(header.total()).unwrap_or(usize::MAX);
         if total > DATAGRAM_MAX {
             return Err(Error::Udp {
@@ -355,7 +355,7 @@ impl Endpoint {
                 Err(error) => return Err(Error::system("receive a datagram", error)),
             };
             let message = match self.form {
-                Form::Shmesh => match Header::parse(&datagram[..len]) {
+                Form::Shmesh => match DatagramHeader::parse(&datagram[..len]) {
                     Some((header, payload)) => assembler.put(header, payload, &self.pools),
                     None => {
                         assembler.refuse();
@@ -375,7 +375,7 @@ impl Endpoint {
     fn whole(&self, datagram: &[u8], assembler: &mut Assembler) -> Option<Message> {
         let msg_size = self.pools.msg().ok()?.config.buf_size_bytes as usize;
         let (msg, data) = datagram.split_at(msg_size.min(datagram.len()));
-        let header = Header {
+        let header = DatagramHeader {
             session: 0,
             // The format has no numbers, so each datagram is the next message.
             number: self.number.fetch_add(1, Relaxed),

@@ -20,7 +20,7 @@ const MAGIC: [u8; 4] = *b"shm1";
 
 /// The header of each datagram of a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Header {
+pub(super) struct DatagramHeader {
     pub(super) session: u32,
     pub(super) number: u32,
     pub(super) part: u16,
@@ -33,7 +33,7 @@ pub(super) struct Header {
     pub(super) offset: u32,
 }
 
-impl Header {
+impl DatagramHeader {
     /// Bytes of MSG and DATA together.
     pub(super) fn total(&self) -> u64 {
         u64::from(self.msg_len) + u64::from(self.data_len)
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    const HEADER: Header = Header {
+    const HEADER: DatagramHeader = DatagramHeader {
         session: 7,
         number: u32::MAX,
         part: 1,
@@ -130,26 +130,26 @@ mod tests {
         let bytes = [HEADER.to_bytes().as_slice(), &[9; 100]].concat();
         assert_eq!(bytes[..4], *b"shm1");
         assert_eq!(bytes[36..40], 1400_u32.to_le_bytes());
-        assert_eq!(Header::parse(&bytes), Some((HEADER, &[9; 100][..])));
-        assert!(HEADER.same_message(&Header { part: 2, offset: 0, ..HEADER }));
-        assert!(!HEADER.same_message(&Header { data_len: 1, ..HEADER }));
+        assert_eq!(DatagramHeader::parse(&bytes), Some((HEADER, &[9; 100][..])));
+        assert!(HEADER.same_message(&DatagramHeader { part: 2, offset: 0, ..HEADER }));
+        assert!(!HEADER.same_message(&DatagramHeader { data_len: 1, ..HEADER }));
     }
 
     #[test]
     fn parts_beyond_the_message_are_refused() {
-        let parse = |header: Header, len: usize| {
-            Header::parse(&[header.to_bytes().as_slice(), &vec![0; len]].concat()).is_some()
+        let parse = |header: DatagramHeader, len: usize| {
+            DatagramHeader::parse(&[header.to_bytes().as_slice(), &vec![0; len]].concat()).is_some()
         };
         assert!(parse(HEADER, 2620) && !parse(HEADER, 2621));
-        assert!(!parse(Header { part: 3, ..HEADER }, 1));
-        assert!(!parse(Header { offset: u32::MAX, ..HEADER }, 1));
-        assert!(!parse(Header { data_pool: None, ..HEADER }, 1));
-        assert!(Header::parse(&HEADER.to_bytes()[..39]).is_none());
+        assert!(!parse(DatagramHeader { part: 3, ..HEADER }, 1));
+        assert!(!parse(DatagramHeader { offset: u32::MAX, ..HEADER }, 1));
+        assert!(!parse(DatagramHeader { data_pool: None, ..HEADER }, 1));
+        assert!(DatagramHeader::parse(&HEADER.to_bytes()[..39]).is_none());
     }
 
     #[test]
     fn parts_of_unequal_size_are_refused() {
-        let stride = |part, offset, len| Header { part, offset, ..HEADER }.stride(len);
+        let stride = |part, offset, len| DatagramHeader { part, offset, ..HEADER }.stride(len);
         assert_eq!(stride(0, 0, 1400), Some(1400));
         assert_eq!(stride(1, 1400, 1400), Some(1400));
         assert_eq!(stride(2, 2800, 1220), Some(1400));
@@ -167,7 +167,7 @@ mod tests {
         ] {
             assert_eq!(stride(part, offset, len), None, "{part} {offset} {len}");
         }
-        let alone = Header { part: 0, parts: 1, offset: 0, ..HEADER };
+        let alone = DatagramHeader { part: 0, parts: 1, offset: 0, ..HEADER };
         assert_eq!((alone.stride(4020), alone.stride(4019)), (Some(0), None));
     }
 
@@ -177,7 +177,7 @@ mod tests {
             if magic && bytes.len() >= 4 {
                 bytes[..4].copy_from_slice(&MAGIC);
             }
-            if let Some((header, payload)) = Header::parse(&bytes) {
+            if let Some((header, payload)) = DatagramHeader::parse(&bytes) {
                 prop_assert!(u64::from(header.offset) + payload.len() as u64 <= header.total());
             }
         }

@@ -33,9 +33,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::entry::Entry;
+use super::entry::RingEntry;
 use super::inline::InlineLines;
-use super::{BROADCAST_LOW_MARK, Full, SLEEPERS, SUBSCRIBERS, TAIL, Wild, Words};
+use super::{BROADCAST_LOW_MARK, RingFull, SLEEPERS, SUBSCRIBERS, TAIL, WildWord, Words};
 use crate::config::{BroadcastConfig, SlowReaders};
 use crate::participant::{Participant, SeatIndex, SeatWord, Seats};
 use crate::segment::{Lines, prefetch_shared};
@@ -116,25 +116,25 @@ pub(crate) struct Reader {
 
 /// Keeps a received message from reuse until it is released: its position, or the number of a hold.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Token(pub(crate) u64);
+pub(crate) struct ReadToken(pub(crate) u64);
 
 /// The reason why a reader got no message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum TakeError {
-    Wild(Wild),
+    Wild(WildWord),
     /// It holds as many messages as it can.
     Holding,
 }
 
-impl From<Wild> for TakeError {
-    fn from(wild: Wild) -> Self {
+impl From<WildWord> for TakeError {
+    fn from(wild: WildWord) -> Self {
         Self::Wild(wild)
     }
 }
 
 /// The state of the slot at a reader's position.
 enum SlotState {
-    Here(Entry, u64),
+    Here(RingEntry, u64),
     NotYet,
     Overtaken,
     Wild,
@@ -224,7 +224,7 @@ impl Broadcast {
     pub(crate) fn resume_writer(
         &self,
         seats: &Seats,
-        kept: impl Fn(Entry) -> Option<PublishedMessage>,
+        kept: impl Fn(RingEntry) -> Option<PublishedMessage>,
         all: impl Iterator<Item = PublishedMessage>,
         free: impl FnMut(&[PublishedMessage]),
     ) -> Writer {
@@ -326,7 +326,7 @@ impl Broadcast {
         me: &Writer,
         seats: &Seats,
         free: impl FnMut(&[PublishedMessage]),
-    ) -> Result<(), Full> {
+    ) -> Result<(), RingFull> {
         match me.credit.get().checked_sub(1) {
             Some(credit) => {
                 me.credit.set(credit);
@@ -339,7 +339,12 @@ impl Broadcast {
     /// Reads the cursors, frees what all readers have passed, and makes room.
     #[cold]
     #[inline(never)]
-    fn look(&self, me: &Writer, seats: &Seats, free: impl FnMut(&[PublishedMessage])) -> Result<(), Full> {
+    fn look(
+        &self,
+        me: &Writer,
+        seats: &Seats,
+        free: impl FnMut(&[PublishedMessage]),
+    ) -> Result<(), RingFull> {
         let capacity = self.words.capacity();
         let stride = (capacity / 4).clamp(1, STRIDE_MAX);
         if self.skips() {
@@ -349,7 +354,7 @@ impl Broadcast {
         }
         self.advance(me, seats, free);
         let room = capacity - me.tail.get().wrapping_sub(me.low_mark.get());
-        me.credit.set(room.min(stride).checked_sub(1).ok_or(Full)?);
+        me.credit.set(room.min(stride).checked_sub(1).ok_or(RingFull)?);
         Ok(())
     }
 
@@ -453,7 +458,7 @@ impl Broadcast {
     pub(crate) fn push(
         &self,
         me: &Writer,
-        entry: Entry,
+        entry: RingEntry,
         kept: PublishedMessage,
         seats: &Seats,
         free: impl FnMut(&[PublishedMessage]),
@@ -474,15 +479,15 @@ impl Broadcast {
     ) {
         let tail = me.tail.get();
         let before = self.words.lap(tail).wrapping_sub(1);
-        self.words.line(tail).word(0).store(Entry::WRITING.in_lap(before), Ordering::Relaxed);
+        self.words.line(tail).word(0).store(RingEntry::WRITING.in_lap(before), Ordering::Relaxed);
         // OVERWRITE
         fence(Ordering::Release);
         self.words.write_inline(tail, ids, msg);
-        self.publish(me, Entry::inline_here(msg.len()), seats, free);
+        self.publish(me, RingEntry::inline_here(msg.len()), seats, free);
     }
 
     #[inline(always)]
-    fn publish(&self, me: &Writer, entry: Entry, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
+    fn publish(&self, me: &Writer, entry: RingEntry, seats: &Seats, free: impl FnMut(&[PublishedMessage])) {
         let (tail, next) = (me.tail.get(), me.tail.get().wrapping_add(1));
         self.words.publish(tail, entry);
         me.tail.set(next);
@@ -574,9 +579,9 @@ impl Broadcast {
     fn find(&self, position: u64) -> SlotState {
         // PUBLISH
         let word = self.words.line(position).word(0).load(Ordering::Acquire);
-        let (lap, entry) = Entry::split(word);
+        let (lap, entry) = RingEntry::split(word);
         match lap.wrapping_sub(self.words.lap(position)).cast_signed() {
-            0 if entry == Entry::WRITING => SlotState::Overtaken,
+            0 if entry == RingEntry::WRITING => SlotState::Overtaken,
             0 => SlotState::Here(entry, word),
             -1 => SlotState::NotYet,
             1.. => SlotState::Overtaken,
@@ -602,8 +607,8 @@ impl Broadcast {
     pub(crate) fn take<T>(
         &self,
         me: &Reader,
-        inline: impl Fn(Entry, InlineLines<'_>) -> Result<T, Wild>,
-        pooled: impl Fn(Entry, Token) -> Result<T, Wild>,
+        inline: impl Fn(RingEntry, InlineLines<'_>) -> Result<T, WildWord>,
+        pooled: impl Fn(RingEntry, ReadToken) -> Result<T, WildWord>,
     ) -> Result<Option<T>, TakeError> {
         for _ in 0..ROUNDS_MAX {
             let position = me.next.get();
@@ -633,12 +638,12 @@ impl Broadcast {
                 SlotState::Wild => {
                     // A damaged message is passed, so that it is reported once.
                     self.resume_at(me, position.wrapping_add(1));
-                    return Err(Wild("a slot of a lap that was never reached").into());
+                    return Err(WildWord("a slot of a lap that was never reached").into());
                 }
             }
             self.catch_up(me, position);
             if !self.skips() {
-                return Err(Wild("a message that was overwritten before all readers had it").into());
+                return Err(WildWord("a message that was overwritten before all readers had it").into());
             }
         }
         Ok(None)
@@ -652,18 +657,18 @@ impl Broadcast {
 
     /// Keeps the buffer of the message at `position` from reuse. Returns `None` if it was overtaken.
     #[inline]
-    fn hold(&self, me: &Reader, position: u64, entry: Entry) -> Result<Option<Token>, TakeError> {
+    fn hold(&self, me: &Reader, position: u64, entry: RingEntry) -> Result<Option<ReadToken>, TakeError> {
         if !self.skips() {
             if me.oldest.get() != position {
                 // More than the ring holds: the writer breaks the protocol.
                 if position.wrapping_sub(me.oldest.get()) >= self.words.capacity() {
                     self.resume_at(me, position);
-                    return Err(Wild("more messages than the ring holds").into());
+                    return Err(WildWord("more messages than the ring holds").into());
                 }
                 me.ended.borrow_mut().push_back(false);
             }
             me.next.set(position.wrapping_add(1));
-            return Ok(Some(Token(position)));
+            return Ok(Some(ReadToken(position)));
         }
         let hold = self.free_hold(me).ok_or(TakeError::Holding)?;
         let word = me.line[0].word(HOLDS + hold);
@@ -677,12 +682,12 @@ impl Broadcast {
         }
         me.holds.set(me.holds.get() | 1 << hold);
         self.pass(me, position);
-        Ok(Some(Token(hold as u64)))
+        Ok(Some(ReadToken(hold as u64)))
     }
 
     /// Releases a message in a buffer.
     #[inline(always)]
-    pub(crate) fn release(&self, me: &Reader, Token(token): Token) {
+    pub(crate) fn release(&self, me: &Reader, ReadToken(token): ReadToken) {
         if self.skips() {
             me.holds.set(me.holds.get() & !(1 << token));
             // PASSED
@@ -814,7 +819,7 @@ mod tests {
         writer.broadcast(ring, state, (cell, owner, DataRef::NONE)).expect("room");
     }
 
-    fn take(reader: &Endpoint, ring: &Broadcast) -> Option<Token> {
+    fn take(reader: &Endpoint, ring: &Broadcast) -> Option<ReadToken> {
         ring.take(reader.reader(), |_, _| unreachable!("all are in buffers"), |_, token| Ok(token))
             .expect("well")
     }

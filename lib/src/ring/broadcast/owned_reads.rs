@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Broadcast, CURSOR, HOLDS, HOLDS_MAX, Reader, Token};
+use super::{Broadcast, CURSOR, HOLDS, HOLDS_MAX, ReadToken, Reader};
 use crate::participant::{Participant, Seats};
 use crate::sync::{Mutex, MutexGuard, Ordering, lock};
 
@@ -47,7 +47,7 @@ impl State {
 impl Broadcast {
     /// Makes a received message in a buffer independent of the handle. Returns `false` if it has to be copied instead,
     /// because all holds of a ring with `skip` are in use: then the handle could not receive any more.
-    pub(crate) fn own(&self, me: &Reader, token: Token) -> bool {
+    pub(crate) fn own(&self, me: &Reader, token: ReadToken) -> bool {
         if self.skips() && self.free_hold(me).is_none() {
             return false;
         }
@@ -56,7 +56,7 @@ impl Broadcast {
     }
 
     /// As [`own`](Self::own), even if all holds are in use.
-    pub(crate) fn own_hold(&self, me: &Reader, Token(token): Token) {
+    pub(crate) fn own_hold(&self, me: &Reader, ReadToken(token): ReadToken) {
         let mut owned = me.owned.lock();
         let at = owned.tokens.partition_point(|&other| other < token);
         owned.tokens.insert(at, token);
@@ -67,7 +67,7 @@ impl Broadcast {
         me.has_owned.set(true);
         drop(owned);
         // From here on, the token keeps the cursor, and not the handle.
-        self.release(me, Token(token));
+        self.release(me, ReadToken(token));
     }
 
     /// A free hold. Takes back the holds of owned messages that were released.
@@ -92,12 +92,18 @@ impl Broadcast {
     }
 
     /// Releases an owned message of `who`, from any thread.
-    pub(crate) fn release_owned(&self, owned: &OwnedReads, who: &Participant, seats: &Seats, token: Token) {
+    pub(crate) fn release_owned(
+        &self,
+        owned: &OwnedReads,
+        who: &Participant,
+        seats: &Seats,
+        token: ReadToken,
+    ) {
         // The line may be another reader's by now.
         if !seats.is_seated(who) {
             return;
         }
-        let Token(token) = token;
+        let ReadToken(token) = token;
         let line = &self.cursors[who.seat.as_usize()];
         let mut owned = owned.lock();
         if let Ok(at) = owned.tokens.binary_search(&token) {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Error};
 
-use super::{Bundle, Store, StoredCert};
+use super::{Bundle, CertStore, StoredCert};
 
 /// Keys of the Secret; the first three match cert-manager.
 const KEYS: [&str; 4] = ["ca.crt", "tls.crt", "tls.key", "terms.json"];
@@ -81,7 +81,7 @@ fn data_of(bundle: &Bundle) -> Result<BTreeMap<String, ByteString>> {
         .collect())
 }
 
-impl Store for KubeStore {
+impl CertStore for KubeStore {
     async fn read(&self) -> Result<StoredCert> {
         let name = &self.secret;
         let secret =

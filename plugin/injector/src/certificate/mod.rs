@@ -31,7 +31,7 @@ pub use files::CertFiles;
 pub use make::make;
 pub use resolver::CertResolver;
 pub use rotator::{CertRotator, RotationStep};
-pub use store::{MemoryStore, Store, StoredCert};
+pub use store::{CertStore, MemoryStore, StoredCert};
 
 /// A certificate, its key, and the authorities that clients trust, in PEM. `Debug` does not print the key.
 #[derive(Clone, Eq, PartialEq)]

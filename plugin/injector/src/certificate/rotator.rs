@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 
 use super::resolver::is_accepted;
-use super::{Bundle, CertResolver, Store, StoredCert, make};
+use super::{Bundle, CertResolver, CertStore, StoredCert, make};
 
 /// Rotates the certificate of one replica.
 ///
@@ -50,7 +50,7 @@ pub struct RotationStep {
 /// Attempts per step when replicas write concurrently.
 const TRIES: usize = 4;
 
-impl<S: Store> CertRotator<S> {
+impl<S: CertStore> CertRotator<S> {
     /// Creates a rotator for a server with these names.
     #[must_use]
     pub fn new(store: S, served: CertResolver, names: Vec<String>, lifetime: Duration) -> Self {
@@ -146,7 +146,7 @@ mod tests {
     /// A store on which another replica writes first, once.
     struct RacingStore(MemoryStore, std::sync::atomic::AtomicBool, Bundle);
 
-    impl Store for RacingStore {
+    impl CertStore for RacingStore {
         async fn read(&self) -> Result<StoredCert> {
             self.0.read().await
         }

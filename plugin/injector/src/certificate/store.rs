@@ -16,7 +16,7 @@ pub struct StoredCert {
 }
 
 /// Storage that replicas share.
-pub trait Store: Send + Sync {
+pub trait CertStore: Send + Sync {
     /// Reads the stored certificate and its version.
     fn read(&self) -> impl Future<Output = Result<StoredCert>> + Send;
 
@@ -84,7 +84,7 @@ impl MemoryStore {
     }
 }
 
-impl Store for MemoryStore {
+impl CertStore for MemoryStore {
     async fn read(&self) -> Result<StoredCert> {
         let inside = self.answering()?;
         let version = (inside.version > 0).then(|| inside.version.to_string());

@@ -16,7 +16,7 @@ use crate::review::Outcome;
 const BUCKETS: [f64; 9] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.1, 1.0];
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
-struct Labels {
+struct RequestLabels {
     outcome: &'static str,
     reason: &'static str,
 }
@@ -39,7 +39,7 @@ struct ByLimit {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    admissions: Family<Labels, Counter>,
+    admissions: Family<RequestLabels, Counter>,
     seconds: Histogram,
     refused_connections: Counter,
     evicted: Family<ByLimit, Counter>,
@@ -100,12 +100,12 @@ impl Metrics {
 
     pub(super) fn answered(&self, outcome: Outcome, took: Duration) {
         let reason = if let Outcome::Refused(reason) = outcome { reason } else { "" };
-        self.admissions.get_or_create(&Labels { outcome: outcome.as_str(), reason }).inc();
+        self.admissions.get_or_create(&RequestLabels { outcome: outcome.as_str(), reason }).inc();
         self.seconds.observe(took.as_secs_f64());
     }
 
     pub(super) fn malformed(&self) {
-        self.admissions.get_or_create(&Labels { outcome: "malformed", reason: "" }).inc();
+        self.admissions.get_or_create(&RequestLabels { outcome: "malformed", reason: "" }).inc();
     }
 
     pub(super) fn refused_connections(&self) {

@@ -9,7 +9,7 @@ use axum::body::to_bytes;
 use axum::http::{Method, Request, Response, StatusCode};
 use kube::client::Body;
 use serde_json::{Value, json};
-use shmesh_injector::certificate::{CertResolver, CertRotator, KubeStore, Store, make};
+use shmesh_injector::certificate::{CertResolver, CertRotator, CertStore, KubeStore, make};
 
 const SECRET: &str = "/api/v1/namespaces/shmesh/secrets/tls";
 const WEBHOOK: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/injector";

@@ -17,7 +17,7 @@ use shmesh_sys::procfs::{Kernel, Proc, ProcFile};
 
 use super::cgroup::CgroupRoots;
 use super::pods::{NoPods, Pods};
-use super::process::Resolver;
+use super::process::ProcessResolver;
 
 /// A process that lives until its standard input is closed.
 fn sleeper() -> Child {
@@ -32,8 +32,8 @@ fn pidfd(pid: i32) -> Pidfd {
     Pidfd::of_number(pid).unwrap()
 }
 
-fn resolver<P: Proc>(proc: P) -> Resolver<P> {
-    Resolver { proc, roots: CgroupRoots::default() }
+fn resolver<P: Proc>(proc: P) -> ProcessResolver<P> {
+    ProcessResolver { proc, roots: CgroupRoots::default() }
 }
 
 fn identify(pidfd: &Pidfd) -> Result<PeerIdentity, Unknown> {

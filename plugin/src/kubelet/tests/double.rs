@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::handover::{Ownership, Role};
+use crate::handover::{HandoverRole, Ownership};
 use crate::kubelet::{AllocationTimes, Mode, NodeContext, Registrar, ResourceOffer, remove_stale};
 use crate::metrics::Metrics;
 use crate::resource::allocate::AllocateSettings;
@@ -93,7 +93,7 @@ impl World {
             sockets: double.paths().device_plugins(),
             endpoints: std::path::PathBuf::new(),
             start: 1,
-            ownership: Ownership::new(Role::Owner),
+            ownership: Ownership::new(HandoverRole::Owner),
             kubelet: double.paths().kubelet_socket(),
             form: Arc::new(AllocateSettings::of(&crate::config::Config::default())),
             allocation_times: Arc::new(AllocationTimes::default()),

@@ -15,13 +15,13 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// The memory of one device pool.
 #[derive(Debug)]
-pub(super) enum DeviceMemory {
+pub(super) enum DevicePoolMemory {
     Cuda(DevicePool<CudaMemory>),
     Host(DevicePool<HostMemory>),
 }
 
 /// The memory of all device pools, indexed by [`PoolId::index`].
-pub(super) type DevicePools = [Option<DeviceMemory>; PoolId::COUNT];
+pub(super) type DevicePools = [Option<DevicePoolMemory>; PoolId::COUNT];
 
 /// Which side creates the memory if there is none yet.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +91,7 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
     of_host.filter_map(lock).collect()
 }
 
-impl DeviceMemory {
+impl DevicePoolMemory {
     /// Opens the memory of a pool: the existing one, or what `maker` creates.
     fn open(link: &Link, pool: PoolId, maker: Maker, wait: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
         let of_host = || link.device_pool(pool, HostMemory::new).map(Self::Host);

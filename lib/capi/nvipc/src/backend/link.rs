@@ -18,9 +18,9 @@ use shmesh::device::PageLocked;
 use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
 use shmesh_sys::cancel::Uncancelled;
 
-use super::device::{self, DeviceMemory, DevicePools, Maker};
+use super::device::{self, DevicePoolMemory, DevicePools, Maker};
 use super::{
-    Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep,
+    Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PollSleep, PoolId, ReceivedMessage, Result,
     failed,
 };
 
@@ -187,9 +187,11 @@ impl LinkBackend {
     /// # Errors
     /// The memory of a device pool is missing and cannot be created.
     pub(crate) fn new(link: Link, maker: Maker, gpu: c_int) -> Result<Self> {
-        let devices = DeviceMemory::all(&link, maker)?;
-        let locked =
-            device::locked(&link, devices.iter().flatten().map(DeviceMemory::ordinal).fold(gpu, c_int::max));
+        let devices = DevicePoolMemory::all(&link, maker)?;
+        let locked = device::locked(
+            &link,
+            devices.iter().flatten().map(DevicePoolMemory::ordinal).fold(gpu, c_int::max),
+        );
         let over = std::io::pipe().map_err(|error| {
             Failure::Refused(format!("link {}: cannot create a pipe: {error}", link.name()))
         })?;
@@ -291,7 +293,7 @@ impl HeldItem {
 }
 
 /// The memory of the device pool that a DATA part is in.
-fn device_of(devices: &DevicePools, pool: PoolId) -> Option<&DeviceMemory> {
+fn device_of(devices: &DevicePools, pool: PoolId) -> Option<&DevicePoolMemory> {
     devices[pool.index()].as_ref()
 }
 
@@ -681,7 +683,7 @@ impl Backend for LinkBackend {
         })
     }
 
-    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
+    fn sleep(self: Arc<Self>) -> Result<Option<PollSleep>> {
         let mut asleep = Asleep::of(self);
         let backend = Arc::clone(&asleep.backend);
         if backend.closed.load(Ordering::Acquire) {
@@ -707,7 +709,7 @@ impl Backend for LinkBackend {
         // Open until this sleep ends, because `asleep` counts it.
         let over =
             backend.over().as_ref().map(|(over, _)| over.as_raw_fd()).ok_or_else(|| backend.was_closed())?;
-        Ok(Some(Sleep { fds: [bell, over], guard: Box::new(asleep) }))
+        Ok(Some(PollSleep { fds: [bell, over], guard: Box::new(asleep) }))
     }
 
     fn fd(&self) -> Result<c_int> {
@@ -765,7 +767,7 @@ impl Backend for LinkBackend {
     }
 
     fn cuda_device_id(&self) -> c_int {
-        self.devices.iter().flatten().map(DeviceMemory::ordinal).max().unwrap_or(-1)
+        self.devices.iter().flatten().map(DevicePoolMemory::ordinal).max().unwrap_or(-1)
     }
 
     fn is_locked(&self) -> bool {

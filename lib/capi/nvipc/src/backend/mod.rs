@@ -115,7 +115,7 @@ pub struct ReceivedMessage {
 
 /// A prepared sleep: the thread polls the descriptors for reading, and drops this when it is awake.
 #[derive(Debug)]
-pub struct Sleep {
+pub struct PollSleep {
     /// The descriptors to poll, open as long as `guard` lives.
     pub fds: [c_int; 2],
     /// Ends the sleep when dropped, in the thread that slept.
@@ -188,7 +188,7 @@ pub trait Backend: Send + Sync + Debug {
     ///
     /// # Errors
     /// As [`take`](Self::take).
-    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>>;
+    fn sleep(self: Arc<Self>) -> Result<Option<PollSleep>>;
 
     /// The descriptor that is readable while there are posts.
     ///

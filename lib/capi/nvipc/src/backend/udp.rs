@@ -11,7 +11,7 @@ use shmesh_nvipc_wire::udp::{Config, Endpoint, Form};
 use shmesh_sys::cancel::Uncancelled;
 
 use super::wire::{allocated, failed, given, named, taken};
-use super::{Backend, Buffers, Failure, Fields, PoolId, ReceivedMessage, Result, Sleep};
+use super::{Backend, Buffers, Failure, Fields, PollSleep, PoolId, ReceivedMessage, Result};
 
 /// An endpoint that sends and receives datagrams.
 #[derive(Debug)]
@@ -88,9 +88,9 @@ impl Backend for UdpBackend {
         self.0.notify().map(|()| true).map_err(failed)
     }
 
-    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
+    fn sleep(self: Arc<Self>) -> Result<Option<PollSleep>> {
         let fds = self.0.waits_on().map(|fd| fd.as_raw_fd());
-        Ok(Some(Sleep { fds, guard: Box::new(self) }))
+        Ok(Some(PollSleep { fds, guard: Box::new(self) }))
     }
 
     fn fd(&self) -> Result<c_int> {

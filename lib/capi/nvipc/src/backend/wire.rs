@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
 
 use super::{
-    Agrees, Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PoolId, ReceivedMessage, Result,
-    Sleep,
+    Agrees, Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PollSleep, PoolId, ReceivedMessage,
+    Result,
 };
 use crate::log::say;
 
@@ -165,7 +165,7 @@ impl Backend for WireBackend {
 
     /// Keeps waiting after the primary has ended: NVIPC's programs wait in a loop, perhaps at SCHED_FIFO, and an immediate
     /// error would make that loop spin.
-    fn sleep(self: Arc<Self>) -> Result<Option<Sleep>> {
+    fn sleep(self: Arc<Self>) -> Result<Option<PollSleep>> {
         if self.endpoint.has_primary_ended() && !self.has_said_so.swap(true, Ordering::Relaxed) {
             say!(
                 "link {}: the primary has ended, and this wait goes on until ipc_destroy: destroy this instance and create it \
@@ -174,7 +174,7 @@ impl Backend for WireBackend {
             );
         }
         let fds = self.endpoint.waits_on_until_closed().map(|fd| fd.as_raw_fd());
-        Ok(Some(Sleep { fds, guard: Box::new(self) }))
+        Ok(Some(PollSleep { fds, guard: Box::new(self) }))
     }
 
     fn fd(&self) -> Result<c_int> {
