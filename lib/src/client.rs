@@ -110,7 +110,7 @@ impl Client {
     pub fn identity(&mut self) -> Result<Option<PeerIdentity>> {
         match self.ask(request::Op::Hello(Hello {}), &[])? {
             (reply::Result::Welcome(welcome), _) => Ok(welcome.identity),
-            _ => Err(self.strange()),
+            _ => Err(self.unexpected()),
         }
     }
 
@@ -130,7 +130,7 @@ impl Client {
             let page = match self.ask_sidecar(request::Op::ListProcesses(ListProcesses { skip }))? {
                 None => return Ok(None),
                 Some(reply::Result::Processes(page)) => page,
-                Some(_) => return Err(self.strange()),
+                Some(_) => return Err(self.unexpected()),
             };
             if skip == 0 {
                 (all.unidentified, all.unclaimed) = (page.unidentified, page.unclaimed);
@@ -155,7 +155,7 @@ impl Client {
             let page = match self.ask_sidecar(request::Op::ListKeys(ListKeys { skip }))? {
                 None => return Ok(None),
                 Some(reply::Result::AllKeys(page)) => page,
-                Some(_) => return Err(self.strange()),
+                Some(_) => return Err(self.unexpected()),
             };
             let is_last = page.keys.is_empty();
             all.extend(page.keys);
@@ -263,7 +263,7 @@ impl Client {
         if bytes.is_empty() {
             return Err(self.lost(std::io::ErrorKind::ConnectionReset.into()));
         }
-        let reply = packet::decode(&bytes).map_err(|_| self.strange())?;
+        let reply = packet::decode(&bytes).map_err(|_| self.unexpected())?;
         Ok((reply, fds))
     }
 
@@ -293,7 +293,7 @@ impl Client {
         }
     }
 
-    pub(crate) fn strange(&self) -> Error {
+    pub(crate) fn unexpected(&self) -> Error {
         let what = "sent an unexpected answer; run the same version on both sides";
         ErrorKind::Host { link: Arc::clone(&self.link), path: self.path.clone(), what }.into()
     }

@@ -190,8 +190,8 @@ impl<M: DeviceMemory> Session<M> {
         let export = request::Op::ExportKey(state::exported(&memory, flags));
         let fds: Vec<_> = memory.fd().into_iter().collect();
         let (result, _) = shared.ask(state, &export, &fds)?;
-        let reply::Result::Exported(exported) = result else { return Err(state.client.strange()) };
-        let key = DeviceKey::from_wild(&exported.key).ok_or_else(|| state.client.strange())?;
+        let reply::Result::Exported(exported) = result else { return Err(state.client.unexpected()) };
+        let key = DeviceKey::from_wild(&exported.key).ok_or_else(|| state.client.unexpected())?;
         let secret = exported.secret;
         let export = Export {
             memory,
@@ -266,7 +266,7 @@ impl<M: DeviceMemory> Session<M> {
         shared.watch(state)?;
         let import = request::Op::ImportByKey(ImportByKey { key: key.as_bytes().to_vec() });
         let (result, fds) = shared.ask(state, &import, &[])?;
-        let reply::Result::Imported(imported) = result else { return Err(state.client.strange()) };
+        let reply::Result::Imported(imported) = result else { return Err(state.client.unexpected()) };
         let mapped = if imported.mechanism() == M::MECHANISM {
             M::import(imported.size, fds.into_iter().next(), &imported.handle)
         } else {
@@ -399,7 +399,7 @@ impl<M: DeviceMemory> Session<M> {
 fn bare_tgid<M: DeviceMemory>(shared: &Shared<M>, state: &mut State<M>) -> Result<BareTgid> {
     match shared.ask(state, &request::Op::BareTgid(broker::BareTgid {}), &[])? {
         (reply::Result::Tgid(tgid), _) => Ok(BareTgid(tgid.bare_tgid)),
-        _ => Err(state.client.strange()),
+        _ => Err(state.client.unexpected()),
     }
 }
 

@@ -185,7 +185,7 @@ impl<M: DeviceMemory> Shared<M> {
     pub(super) fn done(&self, state: &mut State<M>, op: &request::Op) -> Result<Done> {
         match self.ask(state, op, &[])? {
             (reply::Result::Done(done), _) => Ok(done),
-            _ => Err(state.client.strange()),
+            _ => Err(state.client.unexpected()),
         }
     }
 

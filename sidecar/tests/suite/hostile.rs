@@ -124,7 +124,7 @@ fn raw(fd: &OwnedFd) -> i32 {
 
 /// A service that fails to answer about a number does not mean that the process is dead.
 #[test]
-fn a_service_that_ends_in_the_middle_of_a_question_says_nothing_of_the_living() {
+fn service_that_ends_mid_question_does_not_affect_living_processes() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let service = Service::start(dir.path(), usize::MAX, Duration::ZERO);
