@@ -5,7 +5,7 @@ ci_limit_s=${SHMESH_CI_LIMIT_S:-5100}
 steps=() notes=() current= group= since=$SECONDS
 log=$(mktemp)
 # Of the background: its process group, the names and commands of its parts, and a folder with a log and a status of each.
-background= background_names=() background_commands=() background_dir=$(mktemp -d)
+background= background_names=() background_commands=() background_collected=() background_dir=$(mktemp -d)
 
 # step SECONDS NAME COMMAND...: runs COMMAND for at most SECONDS, and ends the script with its exit status if it fails.
 #
@@ -50,7 +50,7 @@ in_background() {
 }
 
 # Runs the parts, one after the other, beside the steps. SCHED_IDLE gives them what the steps leave of the processors: no process
-# of a step waits for them, so a part can take long, and has no bound before it is collected.
+# of a step waits for them, so a part can take long, and has no bound but that of all steps before it is collected.
 start_background() {
     # Job control gives it a process group of its own.
     set -m
@@ -64,7 +64,7 @@ run_background() {
     chrt --idle --pid 0 "$BASHPID" || renice -n 19 -p "$BASHPID" || true
     for number in "${!background_names[@]}"; do
         status=0 started=$SECONDS
-        eval "bash -euo pipefail -c '\"\$@\"' bash ${background_commands[number]}" >"$background_dir/$number.log" 2>&1 || status=$?
+        eval "timeout --foreground --kill-after=20 $ci_limit_s bash -euo pipefail -c '\"\$@\"' bash ${background_commands[number]}" >"$background_dir/$number.log" 2>&1 || status=$?
         echo "$status" $((SECONDS - started)) >"$background_dir/$number.part"
         mv "$background_dir/$number.part" "$background_dir/$number.status"
         [ "$status" = 0 ] || return
@@ -75,8 +75,19 @@ run_background() {
 collect() {
     local number
     for number in "${!background_names[@]}"; do
-        [ "${background_names[number]}" != "$2" ] || step "$1" "$2, begun in the background" collected "$background_dir/$number"
+        if [ "${background_names[number]}" = "$2" ]; then
+            background_collected+=("$2")
+            step "$1" "$2, begun in the background" collected "$background_dir/$number"
+            return
+        fi
     done
+    echo "=== the background has no part \"$2\"" >&2
+    exit 2
+}
+
+# The last line of a script: parts that no step collected would be killed without a word.
+all_collected() {
+    [ ${#background_collected[@]} = ${#background_names[@]} ] || { echo "=== some parts of the background were not collected" >&2; exit 2; }
 }
 
 collected() {

@@ -49,6 +49,11 @@ script 1 'f() { echo "f fails"; false; echo never; }; export -f f
 has '^f fails$'; has 'fails: FAILED in the background'
 ! grep -q never "$out" || { echo "something ran after a part that failed"; exit 1; }
 
+script 2 'in_background a echo; start_background; collect 20 b'
+has 'the background has no part "b"'
+script 2 'in_background a echo; start_background; all_collected'
+has 'not collected'
+
 script 124 'in_background hangs sleep 1000.5; start_background; collect 1 hangs'
 has 'hangs, begun in the background: TIMED OUT'
 # The kernel takes a moment for it. If it is never gone, the bound of this step in .ci/run ends the test.

@@ -100,7 +100,7 @@ impl<'a> Sleepers<'a> {
 /// The mask of all seats.
 pub(crate) const ALL_SEATS: u64 = u64::MAX;
 
-/// The kernel's mask for seats.
+/// The kernel's mask for seats, of which two have one bit.
 #[expect(clippy::cast_possible_truncation, reason = "both halves are in the low one")]
 fn mask(seats: u64) -> u32 {
     (seats | seats >> 32) as u32
@@ -215,4 +215,18 @@ pub(crate) fn take_post(ring: &Ring) -> bool {
         }
     }
     false
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_seat_is_in_the_mask_of_all() {
+        assert_eq!(mask(ALL_SEATS), u32::MAX);
+        for seat in SeatIndex::all() {
+            assert!(mask(seat.bit()).is_power_of_two(), "{seat:?}");
+        }
+    }
 }

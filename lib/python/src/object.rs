@@ -44,6 +44,9 @@ pub(crate) const PLAIN_TYPES: &str = "?bBhHiIlLqQefdFD";
 const KINDS_OF_VALUES: &str = "biufcmMSU";
 /// Maximum length of the name of an element type.
 const TYPE_NAME_MAX: usize = 32;
+/// Maximum number of numbers as keys. Hashes of numbers are no secret, so a sender can choose some that are all looked for in one
+/// row of places: the time grows by the square of their number.
+const NUMBERS_AS_KEYS_MAX: usize = 4096;
 
 /// The opcodes of pickle, protocol 5, that are used here.
 mod op {
@@ -89,6 +92,7 @@ mod op {
 /// `numpy.ndarray`, the element types with their names, and the types of their numbers.
 struct Numpy {
     ndarray: Py<PyType>,
+    frombuffer: Py<PyAny>,
     types: Vec<(Py<PyArrayDescr>, String)>,
     numbers: Vec<(Py<PyType>, String)>,
 }
@@ -105,8 +109,10 @@ impl Numpy {
                 let name = dtype.getattr("str")?.extract()?;
                 types.push((dtype.unbind(), name));
             }
-            let ndarray = py.import("numpy")?.getattr("ndarray")?.cast_into::<PyType>()?.unbind();
-            Ok(Self { ndarray, types, numbers })
+            let numpy = py.import("numpy")?;
+            let ndarray = numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind();
+            let frombuffer = numpy.getattr("frombuffer")?.unbind();
+            Ok(Self { ndarray, frombuffer, types, numbers })
         })
     }
 
@@ -138,16 +144,14 @@ impl Numpy {
         }
     }
 
-    /// Whether a value is hashed in a time that does not depend on it, and collides with few others: tuples can share others to
-    /// any depth, and complex numbers and integers of any length can all have one hash.
+    /// Whether a number is hashed in a time that does not depend on it, and has the hash of few others: complex numbers and
+    /// integers of any length can all have one.
     fn is_key(&self, value: &Bound<'_, PyAny>) -> bool {
         let is_number = || {
             let class = value.get_type();
             self.numbers.iter().any(|(number, name)| class.is(number) && !name.starts_with("complex"))
         };
-        value.is_exact_instance_of::<PyString>()
-            || value.is_exact_instance_of::<PyBytes>()
-            || value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok()
+        value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok()
             || value.is_exact_instance_of::<PyFloat>()
             || value.is_exact_instance_of::<PyBool>()
             || value.is_none()
@@ -461,6 +465,7 @@ struct Decoder<'a, 'py> {
     marks: Vec<usize>,
     memo: Vec<Bound<'py, PyAny>>,
     buffers: DataBuffers<'a>,
+    numbers_as_keys: usize,
 }
 
 /// The buffers in the DATA part of a message.
@@ -565,17 +570,27 @@ impl<'py> Decoder<'_, 'py> {
         items.iter().try_for_each(|item| list.append(item).ok())
     }
 
-    fn set(&self, items: &[Bound<'py, PyAny>]) -> Option<()> {
-        let dict = self.stack.last()?.cast_exact::<PyDict>().ok()?;
-        let (pairs, []) = items.as_chunks::<2>() else { return None };
-        pairs
-            .iter()
-            .try_for_each(|[key, item]| self.numpy.is_key(key).then(|| dict.set_item(key, item).ok())?)
+    /// Refuses a key whose place a sender can make long to find. Text and bytes have hashes with a secret; tuples can share others
+    /// to any depth.
+    fn check_key(&mut self, key: &Bound<'py, PyAny>) -> Option<()> {
+        if key.is_exact_instance_of::<PyString>() || key.is_exact_instance_of::<PyBytes>() {
+            return Some(());
+        }
+        self.numbers_as_keys += 1;
+        (self.numbers_as_keys <= NUMBERS_AS_KEYS_MAX && self.numpy.is_key(key)).then_some(())
     }
 
-    fn add(&self, items: &[Bound<'py, PyAny>]) -> Option<()> {
+    fn set(&mut self, items: &[Bound<'py, PyAny>]) -> Option<()> {
+        let (pairs, []) = items.as_chunks::<2>() else { return None };
+        pairs.iter().try_for_each(|[key, _]| self.check_key(key))?;
+        let dict = self.stack.last()?.cast_exact::<PyDict>().ok()?;
+        pairs.iter().try_for_each(|[key, item]| dict.set_item(key, item).ok())
+    }
+
+    fn add(&mut self, items: &[Bound<'py, PyAny>]) -> Option<()> {
+        items.iter().try_for_each(|item| self.check_key(item))?;
         let set = self.stack.last()?.cast_exact::<PySet>().ok()?;
-        items.iter().try_for_each(|item| self.numpy.is_key(item).then(|| set.add(item).ok())?)
+        items.iter().try_for_each(|item| set.add(item).ok())
     }
 
     fn class(&mut self) -> Option<()> {
@@ -609,18 +624,28 @@ impl<'py> Decoder<'_, 'py> {
         let arg = |i| args.get_item(i).ok();
         let dtype = self.numpy.type_of(self.py, arg(1)?.cast_exact::<PyString>().ok()?.to_str().ok()?)?;
         let (shape, ndarray) = (arg(0)?, self.numpy.ndarray.bind(self.py));
-        let made = match args.len() {
-            2 => ndarray.call1((shape, dtype)).ok()?,
-            // Without one, numpy would make an array of what its memory held before.
-            3.. if arg(2)?.is_none() => return None,
-            3 => ndarray.call1((shape, dtype, arg(2)?)).ok()?,
-            6 if arg(4)?.is_none() => {
-                ndarray.call1((shape, dtype, arg(2)?, arg(3)?, arg(4)?, arg(5)?)).ok()?
+        let buffer = || {
+            let buffer = arg(2)?;
+            if !buffer.is_exact_instance_of::<PyByteArray>() {
+                // Without one, numpy would make an array of what its memory held before.
+                return (!buffer.is_none()).then_some(buffer);
             }
+            // The array itself would not keep it from being shortened, and a sender can give it to the program as a value, too.
+            self.numpy.frombuffer.bind(self.py).call1((buffer, "u1")).ok()
+        };
+        let made = match args.len() {
+            // Without a buffer only if it needs none.
+            2 => {
+                let shape = shape.cast_into_exact::<PyTuple>().ok()?;
+                let is_empty =
+                    shape.iter_borrowed().any(|len| len.extract::<u64>().is_ok_and(|len| len == 0));
+                is_empty.then(|| ndarray.call1((shape, dtype)))?
+            }
+            3 => ndarray.call1((shape, dtype, buffer()?)),
+            6 if arg(4)?.is_none() => ndarray.call1((shape, dtype, buffer()?, arg(3)?, arg(4)?, arg(5)?)),
             _ => return None,
         };
-        let nbytes = made.getattr("nbytes").ok()?.extract::<usize>().ok()?;
-        (args.len() > 2 || nbytes == 0).then_some(made)
+        made.ok()
     }
 
     fn text(&mut self, len: usize) -> Option<()> {
@@ -772,7 +797,17 @@ fn read<'py>(
     };
     let (lengths, offset) = (head.lengths, head.first_offset()?);
     let buffers = DataBuffers { hold, lengths, offset, copy };
-    Decoder { py, numpy, pickle, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), buffers }.run()
+    Decoder {
+        py,
+        numpy,
+        pickle,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Vec::new(),
+        buffers,
+        numbers_as_keys: 0,
+    }
+    .run()
 }
 
 /// The object in a message, in a tuple; with `copy`, independent of its buffers. `None` if pickle has to read it, or to say what

@@ -230,6 +230,10 @@ EXHAUSTING = {
     "a set by its class": b"\x8c\x08builtins\x8c\x03set\x93" + SHARED + b"\x85\x85R.",
     "a memo of 2^31 places": b"Nr\xff\xff\xff\x7f.",
     "a million bytes of nothing": b"\x8c\x08builtins\x8c\x09bytearray\x93J\x40\x42\x0f\x00\x85R.",
+    "numbers in a row of places": b"}(" + b"".join(b"\x8a\x08" + n.to_bytes(8, "little") + b"N" for n in range(5000)) + b"u.",
+    "numbers in a row of places of a set": b"\x8f(" + b"".join(b"\x8a\x08" + n.to_bytes(8, "little") for n in range(5000)) + b"\x90.",
+    "one number again and again": b"}(" + b"K\x01N" * 5000 + b"u.",
+    "memory of any size": b"\x8c\x05numpy\x8c\x07ndarray\x93\x8a\x05\x00\x00\x00\x00\x7f\x85\x8c\x03<i8\x86R.",
     "memory as it was before": b"\x8c\x05numpy\x8c\x07ndarray\x93K\x09\x85\x8c\x03<i8\x86R.",
     "strings of pointers": b"\x8c\x05numpy\x8c\x07ndarray\x93K\x01\x85\x8c\x01TC\x10" + bytes(16) + b"\x87R.",
 }
@@ -254,6 +258,32 @@ def test_pickles_that_exhaust_a_reader_are_refused(name: str) -> None:
         put(queue, EXHAUSTING[name])
         with pytest.raises(shmesh.Denied, match="allow_pickle=True"):
             careful.dequeue()
+
+
+def test_array_keeps_its_buffer_from_being_shortened() -> None:
+    buffer = bytearray(8)
+    shared = {"raw": buffer, "array": _SharedBuffer(buffer)}
+    with (
+        shmesh.MessageQueue(1 << 21, name="queue") as queue,
+        shmesh.MessageQueue.attach("queue", allow_pickle=False) as careful,
+    ):
+        put(queue, pickle.dumps(shared, 5))
+        found = careful.dequeue()
+        assert found["array"].tolist() == [0] and found["array"].flags.writeable
+        with pytest.raises(BufferError):
+            found["raw"].clear()
+        found["array"][0] = 1
+        assert found["raw"][0] == 1
+
+
+class _SharedBuffer:
+    """Is read as an array in a buffer that is a value of its own, too."""
+
+    def __init__(self, buffer: bytearray) -> None:
+        self.buffer = buffer
+
+    def __reduce__(self) -> Any:
+        return np.ndarray, ((1,), "<i8", self.buffer)
 
 
 def test_values_that_are_deep_or_shared_are_harmless() -> None:

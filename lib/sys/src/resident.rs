@@ -36,7 +36,8 @@ pub fn unmap_code() -> io::Result<u64> {
 /// no memory, also in a process that has locked all its future mappings, until the zeros are written.
 ///
 /// # Errors
-/// There is no memory for another mapping, or the process has too many. The mapping is as it was then.
+/// There is no memory for another mapping, or the process has too many. The mapping is as it was then, unless the kernel itself
+/// has no memory left for its own part of the last step.
 ///
 /// ```
 /// let file = shmesh_sys::file::memfd("left", false)?;

@@ -191,7 +191,7 @@ fn unresponsive_primary_is_an_error_with_the_remedy() {
 fn wait_for_the_primary_is_reported() {
     static REASONS: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
     let dir = ipc_dir();
-    let options = Options::new().dir(dir.path()).patience(std::time::Duration::from_millis(100));
+    let options = Options::new().dir(dir.path()).patience(std::time::Duration::from_secs(1));
     let options = options.report_wait(std::time::Duration::ZERO, |why| {
         REASONS.lock().unwrap().push(why.to_string());
     });

@@ -406,6 +406,6 @@ def _peer_died(text: str, rank: int | None) -> PeerDied:
 def _refuse(_pickled: Any, *, buffers: Any) -> Any:
     raise Denied(
         "the object is of more than dicts, lists, tuples, sets, text, bytes, numbers, and numpy numbers and arrays of numbers, text or times, "
-        "or has other keys than text, bytes and numbers, and the writer of this queue is not trusted: attach with allow_pickle=True if it may "
+        "or has other keys than text, bytes and up to 4,096 numbers, and the writer of this queue is not trusted: attach with allow_pickle=True if it may "
         "run any code in this process"
     )
