@@ -21,7 +21,7 @@ const KEYS: [&str; 4] = ["ca.crt", "tls.crt", "tls.key", "terms.json"];
 ///
 /// ```no_run
 /// # async fn example() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{KubeStore, Store};
+/// use shmesh_injector::certificate::{CertStore, KubeStore};
 /// let client = kube::Client::try_default().await?;
 /// let store = KubeStore::new(client, "shmesh", "shmesh-injector-tls", "shmesh-injector");
 /// store.read().await?;

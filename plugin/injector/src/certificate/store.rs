@@ -32,7 +32,7 @@ pub trait CertStore: Send + Sync {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{MemoryStore, Store};
+/// use shmesh_injector::certificate::{CertStore, MemoryStore};
 /// let store = MemoryStore::default();
 /// assert!(store.publish("PEM").await? && !store.publish("PEM").await?);
 /// assert_eq!(store.published(), "PEM");
