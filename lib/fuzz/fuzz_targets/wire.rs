@@ -1,7 +1,7 @@
 //! Input from sockets: any bytes as a packet, and packets, descriptors, deaths and time in any order for the broker.
 #![no_main]
 
-// The state machine alone: the sidecar brings a hundred crates, which take minutes to build with the sanitizer.
+// The state machine alone: the sidecar brings nearly sixty crates, which take minutes to build with the sanitizer.
 #[path = "../../../sidecar/src/broker/mod.rs"]
 #[allow(
     dead_code,

@@ -439,8 +439,8 @@ fn next_offset(offset: usize, length: usize) -> Option<usize> {
 /// A start or an offset, and a length.
 type Place = (usize, usize);
 
-/// Where the pickle of an object is, in the MSG part or else in the DATA part, and its buffers in the DATA part. `None` if the MSG part
-/// is not that of an object. The places may be outside of the parts.
+/// The places of an object's pickle, in the MSG part or else in the DATA part, and of its buffers in the DATA part. `None` if the MSG
+/// part does not begin with the head of an object. The caller must check the places against the lengths of the parts.
 #[pyfunction]
 pub(crate) fn object_places(msg: &[u8]) -> Option<(bool, Place, Vec<Place>)> {
     let head = Head::of(msg)?;

@@ -24,10 +24,11 @@ unsafe extern "C-unwind" {
 /// Calls `poll(2)`, where the thread may be cancelled. After an error, for example `EINTR`, the caller retries.
 ///
 /// # Safety
-/// A cancelled thread unwinds from here: this frame and those of all callers must have nothing to drop.
+/// A cancelled thread unwinds from here, so neither the caller nor any of its callers may hold a value with a destructor.
 #[inline(always)]
 pub unsafe fn poll_cancellable(fds: &mut [PollFd], timeout_ms: c_int) {
-    // SAFETY: the entries of the slice. The caller has nothing to drop, nor has this frame.
+    // SAFETY: the pointer and count are of one slice. Neither this function nor, as it promises, its caller holds a value with a
+    // destructor.
     unsafe { cancellable_poll(fds.as_mut_ptr(), fds.len() as c_ulong, timeout_ms) };
 }
 
@@ -37,7 +38,7 @@ pub unsafe fn poll_cancellable(fds: &mut [PollFd], timeout_ms: c_int) {
 /// As for [`poll_cancellable`].
 #[inline(always)]
 pub unsafe fn end_if_cancelled() {
-    // SAFETY: it unwinds or does nothing. The caller has nothing to drop, nor has this frame.
+    // SAFETY: it unwinds or does nothing. Neither this function nor, as it promises, its caller holds a value with a destructor.
     unsafe { pthread_testcancel() };
 }
 

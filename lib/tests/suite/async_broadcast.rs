@@ -3,27 +3,14 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use futures_core::Stream;
 use futures_sink::Sink;
 use shmesh::config::PoolId;
 use shmesh::{AsyncLink, LinkOptions, OwnedMessage, PeerEvent, Side};
 use shmesh_testing::{Peer, Watchdog, config, ipc_dir, kind_of, own_process, refused};
 
-fn run<T>(task: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(task)
-}
-
-/// Polls a future once.
-fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
-    future.poll(&mut Context::from_waker(Waker::noop()))
-}
-
-async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
-    std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
-}
+use crate::async_link::{next, poll, run};
 
 struct World {
     options: LinkOptions,

@@ -12,7 +12,7 @@ use shmesh_testing::{Peer, Watchdog, config, ipc_dir, kind_of, refused, send};
 
 const MODES: [&str; 2] = ["mode=mpmc", "mode=spsc"];
 
-fn run<T>(task: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(task: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(task)
 }
 
@@ -32,7 +32,7 @@ fn pair(dir: &std::path::Path, changes: &str) -> (AsyncLink, AsyncLink) {
 }
 
 /// Polls a future once.
-fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -205,7 +205,7 @@ fn one_task_waits_for_many_links_and_for_events() {
     });
 }
 
-async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+pub(crate) async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
     std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
 }
 

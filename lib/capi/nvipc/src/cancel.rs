@@ -65,7 +65,7 @@ pub(crate) fn sleeping(step: impl Fn() -> WaitStep) -> c_int {
             WaitStep::Sleep(mut fds) => {
                 // Nothing to poll: the thread slept already.
                 let timeout_ms = if fds[0].fd < 0 { 0 } else { -1 };
-                // SAFETY: this frame and those of the callers have nothing to drop.
+                // SAFETY: neither this function nor any of its callers holds a value with a destructor.
                 unsafe { poll_cancellable(&mut fds, timeout_ms) };
             }
         }
@@ -80,7 +80,7 @@ pub(crate) fn again(slice: impl Fn() -> Option<c_int>) -> c_int {
         if let Some(done) = slice() {
             return done;
         }
-        // SAFETY: this frame and those of the callers have nothing to drop.
+        // SAFETY: neither this function nor any of its callers holds a value with a destructor.
         unsafe { end_if_cancelled() };
     }
 }

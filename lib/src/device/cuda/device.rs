@@ -11,8 +11,8 @@ use super::context::{Context, CurrentContext};
 use super::driver::{Driver, check};
 use super::sys;
 
-/// The UUID of a device, the same in every process. It is displayed as `GPU-...`, as by `nvidia-smi -L`; also that of a
-/// MIG partition, which `nvidia-smi` shows as `MIG-...`.
+/// The UUID of a device, the same in every process. It is displayed as `GPU-...`, like `nvidia-smi -L` does. The UUID of a MIG
+/// partition is displayed in the same way, although `nvidia-smi` shows it as `MIG-...`.
 ///
 /// ```
 /// use shmesh::device::DeviceUuid;
