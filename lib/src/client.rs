@@ -299,6 +299,12 @@ impl Client {
     }
 }
 
+/// Whether a link of this name exists, or has left its lock file.
+pub(crate) fn link_exists(dir: &Path, link: &str) -> bool {
+    let Ok(name) = link.parse() else { return false };
+    lock_path(&Store::new(&LinkConfig::new(name), dir)).exists()
+}
+
 fn dial(dir: &Path, link: &Arc<str>) -> Result<(PathBuf, Arc<OwnedFd>)> {
     let store = Store::new(&LinkConfig::new(link.parse()?), dir);
     let lock =

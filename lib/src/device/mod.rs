@@ -46,7 +46,6 @@ pub use shmesh_proto::key::DeviceKey;
 use shmesh_proto::key::KEY_BYTES;
 
 use self::state::{Export, ImportState, Shared, State};
-use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "ascend")]
 pub use ascend::{AscendDevice, AscendMemory};
@@ -149,12 +148,12 @@ pub struct Session<M: DeviceMemory = HostMemory> {
 }
 
 impl<M: DeviceMemory> Session<M> {
-    /// Connects to the broker of `link` in the IPC directory `dir`.
+    /// Connects to the broker of `link` in the IPC directory `dir`. Waits some seconds for it if the link exists.
     ///
     /// # Errors
-    /// As [`Client::connect`].
+    /// As [`Client::connect`](crate::client::Client::connect).
     pub fn connect(dir: impl AsRef<Path>, link: &str) -> Result<Self> {
-        let shared = Arc::new(Shared::new(Client::connect(dir, link)?)?);
+        let shared = Arc::new(Shared::new(state::connect(dir.as_ref(), link)?)?);
         Ok(Self { shared, link: link.into(), process: std::process::id() })
     }
 
@@ -498,7 +497,7 @@ impl<M: DeviceMemory> Drop for Session<M> {
 }
 
 impl<M: DeviceMemory> std::os::fd::AsFd for Session<M> {
-    /// Readable if there is an event, as a [`Client`]'s descriptor; it stays the same as long as the session lives.
+    /// Readable if there is an event, as a [`Client`](crate::client::Client)'s descriptor; it stays the same as long as the session lives.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.readiness().as_fd()
     }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use shmesh_sys::poll::{self, Watch};
 use shmesh_sys::socket;
 
 use super::{BareTgid, DeviceMemory, ExportFlags};
-use crate::client::{ANSWER_LIMIT, Client};
+use crate::client::{self, ANSWER_LIMIT, Client};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a call waits for a sidecar while there is none.
@@ -78,6 +79,26 @@ pub(super) struct Shared<M> {
     readiness: Epoll,
     /// Rung when events were received during another request.
     bell: Doorbell,
+}
+
+/// Connects to the broker of a link. Waits for one while the link exists: a sidecar may just be starting, and begins to listen
+/// only after the link exists.
+pub(super) fn connect(dir: &Path, link: &str) -> Result<Client> {
+    let deadline = Instant::now() + AWAY_LIMIT;
+    let mut pause = RETRY_FIRST;
+    loop {
+        match Client::connect(dir, link) {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NoBroker { .. })
+                    && Instant::now() < deadline
+                    && client::link_exists(dir, link) =>
+            {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(RETRY_LAST);
+            }
+            connected => return connected,
+        }
+    }
 }
 
 impl<M: DeviceMemory> Shared<M> {

@@ -7,7 +7,7 @@ use crate::vendors::ascend::npud;
 use crate::vendors::cuda::library;
 use crate::vendors::peer;
 use shmesh::LinkOptions;
-use shmesh::device::{DeviceMemory, HostMemory};
+use shmesh::device::{DeviceMemory, HostMemory, Session};
 use shmesh_proto::broker::{
     Claim, Code, ExportKey, Mechanism, Refused, Reply, Request, Restore, SetImportPid, Welcome, reply,
     request,
@@ -144,6 +144,21 @@ fn unanswered_call_is_an_error() {
     sidecar.kill();
     let answer = exporter.ask("device tgid");
     assert!(answer.starts_with("err NoBroker"), "{answer}");
+}
+
+/// A sidecar creates the link before it listens, and a process that found the link connects at once.
+#[test]
+fn session_waits_for_a_sidecar_that_is_starting() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    assert!(Session::<HostMemory>::connect(dir.path(), "link").is_err(), "no link, so nothing to wait for");
+    start(dir.path(), "2").kill();
+    let (tgid, _sidecar) = std::thread::scope(|scope| {
+        let tgid = scope.spawn(|| Session::<HostMemory>::connect(dir.path(), "link")?.bare_tgid());
+        let sidecar = start(dir.path(), "2");
+        (tgid.join().unwrap(), sidecar)
+    });
+    assert_eq!(i64::from(tgid.unwrap().0), i64::from(std::process::id()));
 }
 
 fn ask(fd: &std::os::fd::OwnedFd, op: request::Op, memory: Option<&HostMemory>) -> reply::Result {
