@@ -12,7 +12,7 @@ const KILL: &str = include_str!("../pods/kill.sh");
 const LEFT: &str = include_str!("../pods/left.sh");
 
 /// Files that may remain on a node after uninstalling, because restarting containers need them. See
-/// docs/operations.md.
+/// docs/installing.md.
 const MAY_STAY: &str = "/run/cdi/shmesh";
 
 /// Runs a script on a node and returns its log, also if it fails.

@@ -565,8 +565,8 @@ def check_e2e(plugin):
 
 
 def known_metrics():
-    """Names of all metrics, from the code that registers them: a name, its kind, and its unit."""
-    names = set()
+    """For each metric, from the code that registers it: the names of its series."""
+    metrics = []
     sources = [
         ("shmesh_sidecar", ROOT / "sidecar/src/metrics.rs"),
         ("shmesh_plugin", ROOT / "plugin/src/metrics.rs"),
@@ -580,13 +580,14 @@ def known_metrics():
         found += [("", name) for name in re.findall(r'=\s+\(\s*"(\w+)",\s+"', text)]
         for unit, name in found:
             full = f"{prefix}_{name}" + ("_seconds" if unit else "")
-            names |= {full, full + "_total", full + "_bucket", full + "_count", full + "_sum"}
-    return names
+            metrics.append({full, full + "_total", full + "_bucket", full + "_count", full + "_sum"})
+    return metrics
 
 
 def check_metrics():
-    """Alerts and dashboard use existing metrics, and operations.md describes every alert."""
-    names = known_metrics()
+    """Alerts and dashboard use existing metrics, and monitoring.md describes every alert and every metric."""
+    metrics = known_metrics()
+    names = set().union(*metrics)
     rules = yaml.load((CHART / "dashboards/rules.yaml").read_text(), Strict)
     board = json.loads((CHART / "dashboards/shmesh.json").read_text())
     asked = [(rule["alert"], rule["expr"]) for group in rules["groups"] for rule in group["rules"]]
@@ -595,7 +596,7 @@ def check_metrics():
     for panel in board["panels"]:
         expect(panel["type"] == "row" or panel.get("description"), f"{panel['title']}: the panel has no description")
         asked += [(panel["title"], target["expr"]) for target in panel.get("targets", [])]
-    documented = (ROOT / "docs/operations.md").read_text()
+    documented = (ROOT / "docs/monitoring.md").read_text()
     for where, expr in asked:
         found = re.findall(r"\bshmesh_\w+", expr)
         expect(found, f"{where}: the expression has no metric of shmesh")
@@ -603,7 +604,12 @@ def check_metrics():
             expect(name in names, f"{where}: there is no metric {name}")
     for name, _ in asked:
         if name.startswith("Shmesh"):
-            expect(f"`{name}`" in documented, f"docs/operations.md does not describe {name}")
+            expect(f"`{name}`" in documented, f"docs/monitoring.md does not describe {name}")
+    described = set(re.findall(r"`(shmesh_\w+)", documented))
+    for name in described - names:
+        expect(False, f"docs/monitoring.md describes {name}, which no daemon has")
+    for metric in metrics:
+        expect(metric & described, f"docs/monitoring.md does not describe {min(metric, key=len)}")
     return len(asked)
 
 
