@@ -265,9 +265,10 @@ impl Link {
 
 #[pymethods]
 impl Link {
-    /// Creates the link of `config` (YAML, or JSON, which is YAML), or attaches to an existing one.
+    /// Creates the link of `config` (YAML, or JSON, which is YAML), or attaches to an existing one. A mistake in the text of
+    /// a file is shown with its line.
     #[new]
-    #[pyo3(signature = (name, directory, *, side="secondary", config=None, timeout=0.0, allow_second_primary=false, fresh=false))]
+    #[pyo3(signature = (name, directory, *, side="secondary", config=None, config_path=None, timeout=0.0, allow_second_primary=false, fresh=false))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python<'_>,
@@ -275,6 +276,7 @@ impl Link {
         directory: PathBuf,
         side: &str,
         config: Option<&str>,
+        config_path: Option<&str>,
         timeout: f64,
         allow_second_primary: bool,
         fresh: bool,
@@ -285,7 +287,10 @@ impl Link {
         let link = match config {
             None => attach(py, &options, name, side, duration_of(timeout)?)?,
             Some(text) => {
-                let loaded = from_yaml(text).map_err(|wrong| of_link(ErrorKind::Config(wrong).into()))?;
+                let loaded = from_yaml(text).map_err(|wrong| match config_path {
+                    Some(path) => error("Invalid", wrong.shown_in(path, text)),
+                    None => of_link(ErrorKind::Config(wrong).into()),
+                })?;
                 let names: Vec<_> = loaded.links.iter().map(|link| link.name.to_string()).collect();
                 let Some(config) = loaded.links.into_iter().find(|link| link.name.as_str() == name) else {
                     return Err(error(

@@ -1,4 +1,4 @@
-//! [`PendingReply`]: a request as its client uses it.
+//! [`PendingReply`]: the client's handle of a request.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ pub(crate) fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits in slices, between which Python may handle signals, until `wait` returns true. It returns `None` if the request
-/// was given up. Returns false if it timed out.
+/// Waits in slices, between which Python may handle signals, until `wait` returns true. `wait` returns `None` if the
+/// request was dropped. Returns false if the time is over first.
 pub(crate) fn wait_in_slices(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -29,9 +29,9 @@ pub(crate) fn wait_in_slices(
     let waiting = WaitCount::new();
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // An exception needs the interpreter, for which a thread must not wait with a lock.
+        // Errors are made after `detach`: waiting for the interpreter while `wait` has a lock could deadlock.
         let there = py.detach(|| wait(left.map_or(SLICE, |left| left.min(SLICE))));
-        if there.ok_or_else(given_up)?.map_err(of_link)? {
+        if there.ok_or_else(dropped)?.map_err(of_link)? {
             return Ok(true);
         }
         if left.is_some_and(|left| left.is_zero()) {
@@ -40,7 +40,7 @@ pub(crate) fn wait_in_slices(
         if is_ending() {
             py.detach(|| {
                 drop(waiting);
-                // The interpreter stops this thread here.
+                // The interpreter is exiting: park until the process ends.
                 loop {
                     std::thread::park();
                 }
@@ -50,14 +50,14 @@ pub(crate) fn wait_in_slices(
     }
 }
 
-fn given_up() -> PyErr {
-    error("Closed", "this request was given up; make another")
+fn dropped() -> PyErr {
+    error("Closed", "the request was dropped; send a new one")
 }
 
-/// A request that was sent, which receives the replies. Dropping it gives the request up.
+/// A request that was sent; it receives the replies. Dropping it cancels the request.
 #[pyclass(frozen, module = "shmesh._shmesh")]
 pub(crate) struct PendingReply {
-    /// `None` after the request was given up.
+    /// The sent request; `None` after `drop`.
     pending: Mutex<Option<OwnedPendingReply>>,
     handle: Arc<Handle>,
 }
@@ -77,7 +77,7 @@ impl PendingReply {
             return Err(forked("pending reply"));
         }
         let done = py.detach(|| lock(&self.pending).as_mut().map(act));
-        done.ok_or_else(given_up)?.map_err(of_link)
+        done.ok_or_else(dropped)?.map_err(of_link)
     }
 }
 
@@ -112,14 +112,14 @@ impl PendingReply {
         self.with(py, |pending| Ok(pending.is_ready()))
     }
 
-    /// Whether the last reply was taken, or the request failed or was given up.
+    /// Whether the last reply was taken, or the request failed or was dropped.
     #[getter]
     fn is_over(&self, py: Python<'_>) -> bool {
         !self.handle.is_here()
             || py.detach(|| lock(&self.pending).as_ref().is_none_or(OwnedPendingReply::is_over))
     }
 
-    /// Gives the request up: replies that wait are freed, and later ones are refused.
+    /// Cancels the request: queued replies are freed, and later ones are refused.
     fn drop(&self, py: Python<'_>) {
         if self.handle.is_here() {
             py.detach(|| drop(lock(&self.pending).take()));

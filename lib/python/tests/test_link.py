@@ -55,7 +55,7 @@ def test_copies_and_inline_messages() -> None:
         mac.send(b"", np.array([object()]))
 
 
-def test_a_loan_is_not_sent_while_arrays_over_it_live() -> None:
+def test_loan_is_not_sent_while_arrays_over_it_live() -> None:
     """numpy could go on writing what the receiver reads."""
     phy, mac = pair()
     loan = mac.loan(0, 100)
@@ -80,7 +80,7 @@ def test_a_loan_is_not_sent_while_arrays_over_it_live() -> None:
     assert message is not None and message.data.size == 100
 
 
-def test_a_loan_that_is_not_sent_comes_back_after_its_arrays() -> None:
+def test_loan_that_is_not_sent_comes_back_after_its_arrays() -> None:
     phy, mac = pair()
     loans = [mac.loan(1) for _ in range(4)]
     with pytest.raises(shmesh.Exhausted, match="pool_len"):
@@ -152,7 +152,7 @@ def test_full_and_too_long() -> None:
     assert mac.pool("cpu_data") == (65_536, 4) and mac.pool("cpu_large") is None
 
 
-def test_what_cannot_be_sent_is_kept() -> None:
+def test_loan_that_cannot_be_sent_is_kept() -> None:
     phy, mac = pair()
     for _ in range(4):
         mac.send_inline(b"x")
@@ -223,12 +223,12 @@ def test_timeouts() -> None:
             phy.wait(wrong)
 
 
-def test_a_signal_ends_a_wait() -> None:
+def test_signal_ends_a_wait() -> None:
     phy, _mac = pair()
     interrupted(lambda: phy.wait(None))
 
 
-def test_a_signal_whose_handler_returns_does_not_shorten_a_wait() -> None:
+def test_signal_whose_handler_returns_does_not_shorten_a_wait() -> None:
     phy, _mac = pair()
     while phy.next_event() is not None:
         pass
@@ -318,7 +318,7 @@ def test_asyncio_ends_when_the_link_is_closed() -> None:
     assert asyncio.run(main()) == [b"1"], "and nothing of the message was kept while it waited"
 
 
-def test_what_is_no_message() -> None:
+def test_invalid_messages_are_refused() -> None:
     phy, mac = pair()
     for wrong in (5, None, "text", [1, 2]):
         with pytest.raises(TypeError):
@@ -326,7 +326,7 @@ def test_what_is_no_message() -> None:
     assert phy.receive() is None
 
 
-def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
+def test_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
     phy, mac = pair()
 
     class Slow(shmesh.Link):
@@ -348,7 +348,7 @@ def test_a_wait_is_as_long_as_was_said_though_others_are_faster() -> None:
         del message
 
 
-def test_a_signal_ends_the_wait_for_a_link() -> None:
+def test_signal_ends_the_wait_for_a_link() -> None:
     interrupted(lambda: shmesh.Link.attach("absent", timeout=1000))
 
 
@@ -477,9 +477,13 @@ def test_wrong_configurations(tmp_path: Path) -> None:
     config.write_text("version: 1\nlinks:\n  - name: y\n    ring: { len: 8 }\n")
     with shmesh.Link.create("y", config=config) as link:
         assert link.ring_len == 8
+    config.write_text("version: 1\nlinks:\n  - name: y\n    ring: { len: 0 }\n")
+    with pytest.raises(shmesh.Invalid) as wrong:
+        shmesh.Link.create("y", config=config)
+    assert f" --> {config}:4:18\n" in str(wrong.value) and "ring: { len: 0 }" in str(wrong.value)
 
 
-def test_a_configuration_of_several_links(tmp_path: Path) -> None:
+def test_configuration_of_several_links(tmp_path: Path) -> None:
     config = tmp_path / "links.yaml"
     config.write_text("version: 1\nlinks:\n  - name: x\n    ring: { len: 8 }\n  - name: y\n    ring: { len: 16 }\n")
     with shmesh.Link.create("y", config=config) as link:
@@ -488,7 +492,7 @@ def test_a_configuration_of_several_links(tmp_path: Path) -> None:
         shmesh.Link.create("z", config=config)
 
 
-def test_a_full_directory_is_an_exception_with_the_remedy(tmp_path: Path) -> None:
+def test_full_directory_is_an_exception_with_the_remedy(tmp_path: Path) -> None:
     """An error now, instead of SIGBUS later."""
     script = f"""
 import ctypes, os
@@ -511,7 +515,7 @@ except shmesh.NoSpace as error:
     assert "make pools smaller" in done.stdout and "sizeLimit" in done.stdout
 
 
-def test_a_child_of_a_fork_cannot_use_its_parents_handle() -> None:
+def test_child_of_a_fork_cannot_use_its_parents_handle() -> None:
     phy, mac = pair()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
@@ -525,7 +529,7 @@ def test_a_child_of_a_fork_cannot_use_its_parents_handle() -> None:
     assert message is not None and bytes(message) == b"still mine"
 
 
-def test_a_fork_in_the_middle_of_a_loan() -> None:
+def test_fork_in_the_middle_of_a_loan() -> None:
     phy, mac = pair()
     loan = mac.loan(1, 10)
     loan.data[:] = 4
@@ -546,7 +550,7 @@ def test_a_fork_in_the_middle_of_a_loan() -> None:
     del others
 
 
-def test_a_pickled_link_is_a_participant_of_its_own() -> None:
+def test_pickled_link_is_a_participant_of_its_own() -> None:
     phy, mac = pair()
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
@@ -559,7 +563,7 @@ def seat_of(link: shmesh.Link) -> int:
         return link.seat
 
 
-def test_a_killed_participant_gives_its_buffers_back() -> None:
+def test_killed_participant_gives_its_buffers_back() -> None:
     context = multiprocessing.get_context("spawn")
     phy, mac = pair()
     here, there = context.Pipe()

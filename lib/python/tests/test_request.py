@@ -126,7 +126,7 @@ def test_requests_end_with_their_objects() -> None:
         server.close()
     del first, msg
     pending[1].drop()
-    with pytest.raises(shmesh.Closed, match="given up"):
+    with pytest.raises(shmesh.Closed, match="dropped"):
         pending[1].wait(WATCHDOG)
     with client.request(b"last") as last:
         pass
@@ -141,7 +141,7 @@ def test_requests_end_with_their_objects() -> None:
     server.close()
 
 
-def test_what_is_no_request_is_refused() -> None:
+def test_messages_that_are_not_requests_are_refused() -> None:
     server, client = ends()
     for refused in (lambda: server.request(b"x"), client.receive_request, client.requests().__iter__().__next__):
         with pytest.raises(shmesh.Invalid):
@@ -167,7 +167,7 @@ def test_what_is_no_request_is_refused() -> None:
     server.close()
 
 
-def test_a_dead_server_fails_what_it_took_and_no_other() -> None:
+def test_dead_server_fails_what_it_took_and_no_other() -> None:
     server, client = ends()
     server.close()
     with process(workers.hold_request, "link") as (child, ready):
@@ -185,7 +185,7 @@ def test_a_dead_server_fails_what_it_took_and_no_other() -> None:
     client.close()
 
 
-def test_a_dead_client_waits_no_more() -> None:
+def test_dead_client_waits_no_more() -> None:
     server, client = ends()
     with process(workers.ask_and_wait, "link") as (child, ready):
         request = take(server)
@@ -254,7 +254,7 @@ def test_tasks_ask_and_answer() -> None:
 
 
 @pytest.mark.parametrize("in_task", [False, True])
-def test_a_reply_beyond_the_share_of_a_slow_client_waits(in_task: bool) -> None:
+def test_reply_beyond_the_share_of_a_slow_client_waits(in_task: bool) -> None:
     server, client = ends()
     pending = [client.request(b"all of it") for _ in range(2)]
     requests = [take(server) for _ in pending]
@@ -281,7 +281,7 @@ def test_a_reply_beyond_the_share_of_a_slow_client_waits(in_task: bool) -> None:
     server.close()
 
 
-def test_a_cancelled_task_loses_no_reply_and_gives_its_request_up() -> None:
+def test_cancelled_task_loses_no_reply_and_gives_its_request_up() -> None:
     server, client = ends()
 
     async def cancel() -> None:
@@ -321,7 +321,7 @@ def test_a_cancelled_task_loses_no_reply_and_gives_its_request_up() -> None:
     server.close()
 
 
-def test_a_forked_child_ends_no_request_of_its_parent() -> None:
+def test_forked_child_ends_no_request_of_its_parent() -> None:
     server, client = ends()
     pending = [client.request(b"inline"), client.request(b"buffer", np.zeros(10))]
     requests = [take(server), take(server)]

@@ -95,8 +95,10 @@ class Link(_shmesh.Link):
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
         comes from ``config``, a YAML file, which may have other links, too.
         """
+        path = None
         if config is not None:
-            with open(config, encoding="utf-8") as file:
+            path = os.fsdecode(config)
+            with open(path, encoding="utf-8") as file:
                 text = file.read()
         else:
             sizes = {"cpu_msg": (8192, 1024), "cpu_data": (65_536, 256), **(pools or {})}
@@ -114,7 +116,7 @@ class Link(_shmesh.Link):
                 "notify": {"enabled": True, "spin_us": spin_us},
             }
             text = json.dumps({"version": 1, "links": [link]})
-        return cls(name, ipc_directory(directory), side="primary", config=text, fresh=fresh)
+        return cls(name, ipc_directory(directory), side="primary", config=text, config_path=path, fresh=fresh)
 
     @classmethod
     def attach(

@@ -228,6 +228,7 @@ class Link:
         *,
         side: str = "secondary",
         config: str | None = None,
+        config_path: str | None = None,
         timeout: float = 0.0,
         allow_second_primary: bool = False,
         fresh: bool = False,
