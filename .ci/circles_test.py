@@ -54,7 +54,7 @@ class Needs(unittest.TestCase):
         )
         self.assertEqual(set(found), {("a", "error"), ("a", "deep/item")})
 
-    def test_a_module_and_its_parts_are_one_thing_downwards(self):
+    def test_module_and_its_parts_are_one_thing_downwards(self):
         found = needs(
             lib="mod a;\n",
             a__mod="mod part;\nuse part::Part;\npub struct Whole;\nfn f() { part::g(); Part::h() }\n",
@@ -99,7 +99,7 @@ class Circles(unittest.TestCase):
         graph = [("a", "b"), ("b", "a"), ("c", "d"), ("d", "e"), ("e", "c"), ("a", "c"), ("f", "a")]
         self.assertEqual(sorted(map(sorted, circles.circles_of(graph))), [["a", "b"], ["c", "d", "e"]])
 
-    def test_a_line_is_no_circle(self):
+    def test_line_is_no_circle(self):
         self.assertEqual(circles.circles_of([("a", "b"), ("b", "c"), ("a", "c")]), [])
 
     def test_each_circle_is_printed_with_the_lines_that_make_it(self):

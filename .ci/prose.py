@@ -14,7 +14,7 @@ It reports, in comments, strings and documents:
   type        a type named by a bare participle or question word (Told, Given, What)
   old name    a name that docs/glossary.md replaces
   twice       a type name of product code that is defined twice
-  test name   a test whose name begins with "who" or "what", or contains "nobody", "seldom" or the like: begin with the subject
+  test name   a test whose name begins with an article, "it", "who" or "what", or contains "nobody", "seldom" or the like: begin with the subject
   link        a relative link in a document to a file or heading that does not exist, in any document of the repository
 """
 
@@ -42,8 +42,8 @@ WHO = re.compile(
     r"(?:^|[.:;] |, (?:and|but|or) )Who(?:ever)?\b(?![^.]*\?)|[:;|] who(?:ever)? [a-z](?![^.]*\?)|\b(?:of|to|for|by|than|from|with|and|or|but) who(?:ever)?\b|\b[Ww]hoever\b"
 )
 PRONOUN = re.compile(r"\b(?:some|no|any|every)body\b|\b(?:some|any|every)one\b", re.IGNORECASE)
-TEST_NAME = re.compile(r"^(?:who|whoever|whom|whose|what)_|(?:some|no|any|every)body|(?:^|_)(?:is|are)_none$|seldom")
-TEST = re.compile(r"#\[(?:\w+::)?test\b[^\n]*\]\s+(?:#\[(?:[^\]]|\][^\n])*\]\s+)*(?:async )?fn (\w+)")
+TEST_NAME = re.compile(r"^(?:an?|the|it|who|whoever|whom|whose|what)_|(?:some|no|any|every)body|(?:^|_)(?:is|are)_none$|seldom")
+TEST = re.compile(r"#\[(?:\w+::)?test\b[^\n]*\]\s+(?:#\[(?:[^\]]|\][^\n])*\]\s+)*(?:async )?fn (\w+)|^ *def test_(\w+)", re.MULTILINE)
 # Comments and characters are matched so that quotes in them begin no string.
 LITERAL = re.compile(
     r"//[^\n]*|'(?:[^'\\\n]|\\[^u\n])'|\br(#*)\"(?P<raw>.*?)\"\1|\"(?P<plain>(?:[^\"\\]|\\.)*)\"", re.DOTALL
@@ -125,7 +125,7 @@ def findings_in_strings(text):
 def test_names(text):
     """Names of tests that say too little."""
     for found in TEST.finditer(text):
-        name = found[1]
+        name = found[1] or found[2]
         if TEST_NAME.search(name):
             yield text.count("\n", 0, found.end()) + 1, "test name", name
 
@@ -208,6 +208,8 @@ def findings_in(path, text):
             yield number, rule, found
         if path.suffix in {".py", ".sh", ".tpl"}:
             yield from predicates(number, line)
+    if path.suffix == ".py":
+        yield from test_names(text)
     yield from old_names(text)
 
 

@@ -35,10 +35,11 @@ class Prose(unittest.TestCase):
         self.assertEqual(rust('/// Sends a message now.\n///\n/// ```\n/// send(b"nobody listens");\n/// ```\nfn f() {}'), {("pronoun", "nobody")})
 
     def test_names_of_tests_without_subject_are_found(self):
-        for name in ["who_asks_is_refused", "what_is_left_is_freed", "dead_reader_stops_nobody", "request_that_is_none", "retries_seldomly"]:
+        for name in ["a_reader_dies", "an_idle_node_sleeps", "the_ring_is_full", "it_is_zeroed", "who_asks_is_refused", "what_is_left_is_freed", "dead_reader_stops_nobody", "request_that_is_none", "retries_seldomly"]:
             found = {("test name", name)}
             self.assertEqual(rust(f"#[test]\nfn {name}() {{}}\n"), found)
             self.assertEqual(rust(f'#[tokio::test(start_paused = true)]\n#[ignore = "long: 2"]\nasync fn {name}() {{}}\n'), found)
+            self.assertEqual(set(prose.test_names(f"class T:\n    def test_{name}(self):\n")), {(2, *list(found)[0])})
         self.assertEqual(rust("#[test]\nfn dead_reader_does_not_block_writer() {}\nfn what_is_left() {}\n"), set())
 
     def test_who_with_antecedent_or_in_a_question_is_left_alone(self):

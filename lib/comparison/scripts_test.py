@@ -25,14 +25,14 @@ class CompareTest(unittest.TestCase):
         _, slower, too_few = compare_commits.compare(rounds, limit=0.05, chance=0.01)
         return slower, too_few
 
-    def test_a_loss_above_the_limit_is_found(self):
+    def test_loss_above_the_limit_is_found(self):
         self.assertEqual(self.verdict(rounds_of(1.2)), (1, 0))
 
     def test_equal_and_faster_programs_pass(self):
         self.assertEqual(self.verdict(rounds_of(1.0)), (0, 0))
         self.assertEqual(self.verdict(rounds_of(0.8)), (0, 0))
 
-    def test_a_loss_below_the_limit_passes(self):
+    def test_loss_below_the_limit_passes(self):
         self.assertEqual(self.verdict(rounds_of(1.03)), (0, 0))
 
     def test_one_slow_round_is_no_loss(self):
@@ -54,7 +54,7 @@ class MedianTest(unittest.TestCase):
         self.assertEqual((found["a", "near"]["p50"], found["a", "near"]["runs"]), (2, 3))
         self.assertEqual(found["a", "apart"]["p50"], 50)
 
-    def test_a_permutation_test_finds_what_is_unlikely(self):
+    def test_permutation_test_finds_what_is_unlikely(self):
         self.assertLess(measure.sign_flip_test([1.0] * 12), 0.01)
         self.assertGreater(measure.sign_flip_test([1.0, -1.0] * 6), 0.5)
 

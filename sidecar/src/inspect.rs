@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_fits_into_a_packet() {
+    fn page_fits_into_a_packet() {
         for pod_bytes in [0, 100, 1000, 5000, 8000, 100_000] {
             let page = page(std::iter::repeat_n(big(pod_bytes), 500));
             assert!(!page.is_empty(), "at least one, or asking would never end");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_keys_fits_into_a_packet() {
+    fn page_of_keys_fits_into_a_packet() {
         let key = KeyInfo {
             hash: "0".repeat(16),
             size: u64::MAX,

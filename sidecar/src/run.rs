@@ -474,7 +474,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_may_be_on_every_link_and_take_no_more_than_half_of_all_places() {
+    fn process_may_be_on_every_link_and_take_no_more_than_half_of_all_places() {
         for links in [1, 64, 100, 400] {
             let policy = policy_for(links, MAX_SESSIONS);
             assert!(

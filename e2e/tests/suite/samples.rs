@@ -89,7 +89,7 @@ fn two_containers_of_a_pod() {
 }
 
 #[test]
-fn an_exporter_and_an_importer() {
+fn exporter_and_importer_share_device_memory() {
     talks("device-memory.yaml", "read 1048576 bytes of the other side's region; all are as written");
 }
 

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_watchdog_ends_a_spinning_worker() {
+    fn watchdog_ends_a_spinning_worker() {
         let start = Instant::now();
         let spin: Work<'_> = Box::new(|| {
             loop {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_worker_takes_its_peer_along() {
+    fn failed_worker_takes_its_peer_along() {
         let spin: Work<'_> = Box::new(|| {
             loop {
                 std::hint::spin_loop()

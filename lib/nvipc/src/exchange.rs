@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_blocks_no_caller() {
+    fn full_counter_blocks_no_caller() {
         let (peer, theirs) = peer();
         peer.post().unwrap();
         assert!(eventfd::take(&theirs).unwrap());

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_held_once() {
+    fn buffer_is_held_once() {
         let held = HeldBuffers::new(2);
         assert!(held.take(1) && !held.take(1) && !held.take(2));
         assert_eq!(held.all().collect::<Vec<_>>(), [1]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_parked_buffer_is_reused_first() {
+    fn last_parked_buffer_is_reused_first() {
         let held = HeldBuffers::new(64);
         assert!((10..15).all(|index| held.take(index)));
         assert_eq!([10, 11, 12, 13].map(|index| held.park(index)), [true; 4]);

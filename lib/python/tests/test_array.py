@@ -23,7 +23,7 @@ def mapped_at(address: int) -> bool:
     return False
 
 
-def test_it_is_a_numpy_array_of_zeroes_page_aligned_and_contiguous() -> None:
+def test_array_is_zeroed_page_aligned_and_contiguous() -> None:
     array = shmesh.empty((3, 5), np.float32)
     assert isinstance(array, np.ndarray)
     assert (array.shape, array.dtype, array.sum()) == ((3, 5), np.float32, 0.0)
@@ -33,7 +33,7 @@ def test_it_is_a_numpy_array_of_zeroes_page_aligned_and_contiguous() -> None:
     assert array.sum() == 7
 
 
-def test_what_is_computed_is_an_ordinary_array() -> None:
+def test_computed_array_is_an_ordinary_array() -> None:
     array = shmesh.empty(4)
     for computed in (array + 1, np.sqrt(array), array.copy(), array[[0, 2]], array[array == 0]):
         assert type(computed) is np.ndarray, computed
@@ -44,7 +44,7 @@ def test_what_is_computed_is_an_ordinary_array() -> None:
     assert same is array and array.tolist() == [1, 1, 1, 1]
 
 
-def test_the_mapping_lives_as_long_as_the_last_view() -> None:
+def test_mapping_lives_as_long_as_the_last_view() -> None:
     array = shmesh.empty((1000, 1000), np.uint8)
     address = array.ctypes.data
     plain = np.asarray(array).view(np.ndarray)[10:, 3:]
@@ -62,7 +62,7 @@ def test_the_mapping_lives_as_long_as_the_last_view() -> None:
     assert not mapped_at(address)
 
 
-def test_the_descriptor_is_closed_with_it() -> None:
+def test_descriptor_is_closed_with_it() -> None:
     def files() -> set[int]:
         found = set()
         for descriptor in os.listdir("/proc/self/fd"):
@@ -125,7 +125,7 @@ def test_interfaces() -> None:
     assert reader.__array_interface__["data"][1] is True and memoryview(reader).readonly
 
 
-def test_a_copy_of_any_layout_is_contiguous() -> None:
+def test_copy_of_any_layout_is_contiguous() -> None:
     source = np.arange(24).reshape(4, 6).T[::2]
     assert not source.flags.c_contiguous
     copy = shmesh.from_numpy(source)
@@ -154,7 +154,7 @@ def test_types(dtype: object) -> None:
     assert pickle.loads(pickle.dumps(array)).dtype == array.dtype
 
 
-def test_a_type_with_dimensions() -> None:
+def test_type_with_dimensions() -> None:
     assert shmesh.empty(2, "(3,)f4").shape == (2, 3)
 
 
@@ -221,7 +221,7 @@ def test_names(ipc: Path) -> None:
         shmesh.open("weights")
 
 
-def test_a_name_can_be_taken_away_and_given_again() -> None:
+def test_name_can_be_taken_away_and_given_again() -> None:
     first = shmesh.from_numpy([1], "x")
     with pytest.raises(shmesh.AlreadyExists) as error:
         shmesh.empty(3, name="x")
@@ -232,7 +232,7 @@ def test_a_name_can_be_taken_away_and_given_again() -> None:
     assert shmesh.open("x").tolist() == second.tolist() == [2] and first.tolist() == [1]
 
 
-def test_the_end_of_an_array_removes_no_others_name(ipc: Path) -> None:
+def test_end_of_an_array_removes_no_others_name(ipc: Path) -> None:
     first = shmesh.from_numpy([1], "x")
     (ipc / "x.array").unlink()  # as `rm /dev/shm/*` does
     second = shmesh.from_numpy([2], "x")
@@ -304,7 +304,7 @@ def test_copies_outside_shared_memory_are_pickled_whole() -> None:
         _ = array.copy().view(shmesh.Array).memory
 
 
-def test_a_handle_can_be_used_often_while_the_array_lives_and_once_after() -> None:
+def test_handle_can_be_used_often_while_the_array_lives_and_once_after() -> None:
     array = shmesh.from_numpy([1, 2, 3])
     handle = pickle.dumps(array)
     assert [pickle.loads(handle).sum() for _ in range(3)] == [6, 6, 6]
@@ -397,7 +397,7 @@ def test_types_of_ml_dtypes(kind: str) -> None:
     queue.close()
 
 
-def test_types_of_ml_dtypes_that_are_none() -> None:
+def test_unknown_types_of_ml_dtypes_are_refused() -> None:
     for name in ("os", "__name__", "finfo", "bfloat16.__class__", "nonsense"):
         with pytest.raises(ValueError, match="ml_dtypes"):
             shmesh._array._dtype_of(f"ml_dtypes.{name}")  # type: ignore[attr-defined]

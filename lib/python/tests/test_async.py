@@ -65,7 +65,7 @@ def test_one_loop_produces_and_consumes() -> None:
     queue.close()
 
 
-def test_a_put_that_waits_is_woken() -> None:
+def test_put_that_waits_is_woken() -> None:
     queue = shmesh.BatchQueue(1000, depth=2)
 
     async def wait_for_room() -> None:
@@ -82,7 +82,7 @@ def test_a_put_that_waits_is_woken() -> None:
     queue.close()
 
 
-def test_a_cancelled_task_loses_no_batch() -> None:
+def test_cancelled_task_loses_no_batch() -> None:
     queue = shmesh.BatchQueue(1000, depth=4)
     got: list[int] = []
 
@@ -153,7 +153,7 @@ def test_time_limits_deaths_and_the_end() -> None:
     queue.close()
 
 
-def test_a_task_that_waits_ends_when_the_queue_is_closed() -> None:
+def test_task_that_waits_ends_when_the_queue_is_closed() -> None:
     queue = shmesh.BatchQueue(1000)
 
     async def close_under_it() -> None:
@@ -166,7 +166,7 @@ def test_a_task_that_waits_ends_when_the_queue_is_closed() -> None:
     run(close_under_it())
 
 
-def test_a_selector_sees_batches_and_the_end() -> None:
+def test_selector_sees_batches_and_the_end() -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(1024, producers=1)
     numbers: list[int] = []
@@ -187,7 +187,7 @@ def test_a_selector_sees_batches_and_the_end() -> None:
     queue.close()
 
 
-def test_a_time_limit_holds_while_others_take_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_holds_while_others_take_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = shmesh.BatchQueue(1000, name="queue")
     queue.put({"x": np.zeros(1)})
     # As a consumer sees it that loses each race.
@@ -210,7 +210,7 @@ def test_a_time_limit_holds_while_others_take_every_message(monkeypatch: pytest.
     queue.close()
 
 
-def test_a_kept_exception_keeps_no_buffer() -> None:
+def test_kept_exception_keeps_no_buffer() -> None:
     kept: list[Exception] = []
     with shmesh.Link.create("link", pools={"cpu_data": (4096, 8)}, ring_len=4) as link:
         for _ in range(4):

@@ -16,7 +16,7 @@ import shmesh
 METHODS = ["fork", "spawn", "forkserver"]
 
 
-def test_the_five_lines() -> None:
+def test_five_lines() -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(nbytes=1024, producers=2)
     loaders = [context.Process(target=workers.produce, args=(queue, first, 25)) for first in (0, 100)]
@@ -61,7 +61,7 @@ def test_batches_are_written_in_place_and_ragged() -> None:
             batch["z"]
 
 
-def test_a_batch_is_a_mapping() -> None:
+def test_batch_is_a_mapping() -> None:
     queue = shmesh.BatchQueue(1000, depth=3)
     for scale in (1, 2):
         # A shape in a list is encoded each time, with the same meaning.
@@ -91,7 +91,7 @@ def test_more_layouts_than_a_receiver_knows() -> None:
             del batch
 
 
-def test_a_known_layout_does_not_vouch_for_the_bytes() -> None:
+def test_known_layout_does_not_vouch_for_the_bytes() -> None:
     queue = shmesh.BatchQueue(1000, name="queue")
     queue.put({"x": np.arange(100, dtype=np.uint8)})
     text = b"[('x', '|u1', (100,), 0)]"
@@ -125,7 +125,7 @@ def test_back_pressure() -> None:
     thread.join()
 
 
-def test_a_batch_is_not_sent_while_its_arrays_live() -> None:
+def test_batch_is_not_sent_while_its_arrays_live() -> None:
     queue = shmesh.BatchQueue(1000)
     batch = queue.batch({"x": (3, "f4")})
     array = batch["x"]
@@ -142,7 +142,7 @@ def test_a_batch_is_not_sent_while_its_arrays_live() -> None:
     assert received["x"].tolist() == [2, 2, 2]
 
 
-def test_a_batch_given_up_comes_back() -> None:
+def test_batch_given_up_comes_back() -> None:
     queue = shmesh.BatchQueue(1000, depth=2)
     for _ in range(5):
         with pytest.raises(KeyError), queue.batch({"x": (3, "f4")}):
@@ -164,7 +164,7 @@ def test_nothing_is_sent_after_the_end() -> None:
         late["x"]
 
 
-def test_what_does_not_fit() -> None:
+def test_batch_that_does_not_fit_is_refused() -> None:
     queue = shmesh.BatchQueue(1000)
     with pytest.raises(shmesh.TooLong, match="nbytes"):
         queue.put({"x": np.zeros(1025, np.uint8)})
@@ -198,7 +198,7 @@ def test_attach_by_name() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_producer_is_noticed_and_its_buffers_come_back(method: str) -> None:
+def test_killed_producer_is_noticed_and_its_buffers_come_back(method: str) -> None:
     context = multiprocessing.get_context(method)
     queue = shmesh.BatchQueue(1000, depth=6, producers=2)
     victim = context.Process(target=workers.produce_and_die, args=(queue, 2, 3))
@@ -220,7 +220,7 @@ def test_a_killed_producer_is_noticed_and_its_buffers_come_back(method: str) -> 
     assert seen == list(range(10, 15))
 
 
-def test_a_producer_that_fails_has_not_finished() -> None:
+def test_producer_that_fails_has_not_finished() -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(1000)
     process = context.Process(target=workers.produce_and_fail, args=(queue,))
@@ -266,7 +266,7 @@ def test_get_without_waiting_gets_batches_of_dead_producers(timeout: float) -> N
     assert [queue.get(timeout=200).meta["number"] for _ in range(2)] == [6, 7]
 
 
-def test_a_producer_that_fails_before_its_first_batch() -> None:
+def test_producer_that_fails_before_its_first_batch() -> None:
     queue = shmesh.BatchQueue(1000)
     process = multiprocessing.get_context("spawn").Process(target=workers.fail_as_producer, args=(queue,))
     process.start()
@@ -277,7 +277,7 @@ def test_a_producer_that_fails_before_its_first_batch() -> None:
         queue.get()
 
 
-def test_a_producer_that_is_killed_in_another_container() -> None:
+def test_producer_that_is_killed_in_another_container() -> None:
     """Its pid has no meaning in this namespace."""
     queue = shmesh.BatchQueue(1000, name="queue", depth=3)
     script = """
@@ -322,7 +322,7 @@ def test_several_consumers() -> None:
         assert process.exitcode == 0
 
 
-def test_a_killed_consumer_gives_its_batch_back() -> None:
+def test_killed_consumer_gives_its_batch_back() -> None:
     context = multiprocessing.get_context("spawn")
     queue = shmesh.BatchQueue(1000, depth=2)
     here, there = context.Pipe()
@@ -405,7 +405,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert os.listdir(ipc) == []
 
 
-def test_a_message_that_is_no_batch() -> None:
+def test_message_that_is_no_batch() -> None:
     queue = shmesh.BatchQueue(1000, name="queue")
     intruder = shmesh.Link.attach("queue")
     for msg in (

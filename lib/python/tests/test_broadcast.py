@@ -83,7 +83,7 @@ def test_each_reader_gets_everything_and_a_dead_one_holds_up_none() -> None:
         until_readers(link, 0)
 
 
-def test_a_slow_reader_is_evicted() -> None:
+def test_slow_reader_is_evicted() -> None:
     with shmesh.Link.create("evict", ring_mode="broadcast", ring_len=4, slow="evict") as link:
         holder = start(workers.hold_broadcast, "evict")
         until_attached(link, [holder])
@@ -107,7 +107,7 @@ def test_readers_of_the_latest_value_count_what_they_lose() -> None:
             assert latest.msg_id == MESSAGES - 1
 
 
-def test_a_writer_waits_for_its_readers() -> None:
+def test_writer_waits_for_its_readers() -> None:
     with shmesh.Link.create("awaited", ring_mode="broadcast") as link, ThreadPoolExecutor() as pool:
         assert not link.wait_for_readers(1, timeout=0)
         waiting = pool.submit(link.wait_for_readers, 2, 200)

@@ -165,7 +165,7 @@ def test_types_that_dlpack_has_not(sidecar: str, dtype: Any) -> None:
             array.__dlpack__()
 
 
-def test_a_consumed_capsule_keeps_the_memory(sidecar: str) -> None:
+def test_consumed_capsule_keeps_the_memory(sidecar: str) -> None:
     with shmesh.GpuSession(sidecar) as exporter:
         key, array = exporter.export_key(16)
         array.copy_from_host(np.arange(16))
@@ -208,7 +208,7 @@ with shmesh.GpuSession(sys.argv[1]) as session:
         importer.stdout.close()
 
 
-def test_a_child_of_a_fork_leaves_the_device_alone(sidecar: str) -> None:
+def test_child_of_a_fork_leaves_the_device_alone(sidecar: str) -> None:
     with shmesh.GpuSession(sidecar) as session:
         _, array = session.export_key(4)
         array.copy_from_host(np.arange(4))

@@ -45,7 +45,7 @@ def sidecar(ipc: Path) -> Iterator[str]:
             file.unlink()
 
 
-def test_the_five_calls(sidecar: str) -> None:
+def test_five_calls(sidecar: str) -> None:
     with shmesh.DeviceSession(sidecar) as session:
         key, array = session.export_key(4, np.int32)
         array[:] = [1, 2, 3, 4]

@@ -97,7 +97,7 @@ def test_each_reader_gets_everything() -> None:
         reader.join()
 
 
-def test_what_an_object_may_be() -> None:
+def test_kinds_of_objects() -> None:
     with shmesh.MessageQueue(1 << 20, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
         for value in (None, 7, "text" * 10_000, b"x" * 100_000, [np.arange(n) for n in range(300)], Path("/a"), {"a": {1, 2}}):
             queue.enqueue(value)
@@ -236,7 +236,7 @@ def test_readers_that_join_later() -> None:
 
 
 @pytest.mark.long
-def test_the_rank_of_a_reader_that_died() -> None:
+def test_rank_of_a_reader_that_died() -> None:
     with shmesh.MessageQueue(1000, depth=2, readers=2, name="queue") as queue:
         victim = SPAWN.Process(target=attach_and_stop, args=("queue", 7))
         victim.start()
@@ -256,7 +256,7 @@ def test_the_rank_of_a_reader_that_died() -> None:
         reader.close()
 
 
-def test_a_seat_that_another_reader_takes() -> None:
+def test_seat_that_another_reader_takes() -> None:
     with shmesh.MessageQueue(1000, readers=2, name="queue") as queue:
         first = shmesh.MessageQueue.attach("queue", 1)
         with pytest.raises(shmesh.Timeout, match="1 of 2 readers"):
@@ -271,7 +271,7 @@ def test_a_seat_that_another_reader_takes() -> None:
         assert queue._ranks == {}
 
 
-def test_the_rank_of_a_reader_whose_seat_the_next_one_has() -> None:
+def test_rank_of_a_reader_whose_seat_the_next_one_has() -> None:
     with shmesh.MessageQueue(1000, name="queue") as queue:
         ours, theirs = SPAWN.Pipe()
         victim = SPAWN.Process(target=attach_and_say_later, args=("queue", 7, theirs))
@@ -302,7 +302,7 @@ def test_ranks_of_seats_that_no_reader_has() -> None:
 
 
 @pytest.mark.long
-def test_a_writer_that_died() -> None:
+def test_writer_that_died() -> None:
     process = SPAWN.Process(target=write_one_and_die, args=("queue",))
     process.start()
     reader = shmesh.MessageQueue.attach("queue", timeout=WATCHDOG)
@@ -316,7 +316,7 @@ def test_a_writer_that_died() -> None:
     reader.close()
 
 
-def test_a_writer_that_is_started_again() -> None:
+def test_writer_that_is_started_again() -> None:
     with shmesh.MessageQueue(1000, name="queue") as queue:
         queue.enqueue("of before")
         reader = shmesh.MessageQueue.attach("queue")
@@ -343,7 +343,7 @@ def test_time_limits() -> None:
             pickle.dumps(queue)
 
 
-def test_a_reader_that_waits_is_woken() -> None:
+def test_reader_that_waits_is_woken() -> None:
     with shmesh.MessageQueue(1000, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
         found: list[Any] = []
         thread = threading.Thread(target=lambda: found.append(reader.dequeue(timeout=WATCHDOG)))
@@ -394,7 +394,7 @@ def test_messages_that_are_no_objects() -> None:
         assert writer.receive() is not None, "what the reader said when it attached"
 
 
-def test_a_kept_exception_keeps_no_buffer() -> None:
+def test_kept_exception_keeps_no_buffer() -> None:
     kept: list[Exception] = []
     with shmesh.MessageQueue(1 << 16, depth=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
         for _ in range(10):
@@ -447,7 +447,7 @@ def test_idle_readers_and_a_writer_without_room_do_not_wake_up(seconds: int) -> 
 
 
 @pytest.mark.long
-def test_a_full_queue_and_an_empty_one_wake_each_other_up() -> None:
+def test_full_queue_and_an_empty_one_wake_each_other_up() -> None:
     # A lost wake-up costs a second: so many would not end within the time of this test.
     count = 2_000
     with shmesh.MessageQueue(1 << 16, depth=2, spin_us=0, name="queue") as queue:
@@ -468,7 +468,7 @@ def test_a_full_queue_and_an_empty_one_wake_each_other_up() -> None:
             reader.close()
 
 
-def test_a_reader_that_dies_wakes_a_writer_without_room() -> None:
+def test_reader_that_dies_wakes_a_writer_without_room() -> None:
     with shmesh.MessageQueue(1000, depth=2, readers=1, name="queue") as queue:
         victim = SPAWN.Process(target=attach_and_stop, args=("queue", 5))
         victim.start()
@@ -482,7 +482,7 @@ def test_a_reader_that_dies_wakes_a_writer_without_room() -> None:
         queue.enqueue(2, timeout=WATCHDOG)
 
 
-def test_a_writer_that_dies_or_closes_wakes_readers() -> None:
+def test_writer_that_dies_or_closes_wakes_readers() -> None:
     writer = SPAWN.Process(target=write_one_and_sleep, args=("queue",))
     writer.start()
     with shmesh.MessageQueue.attach("queue", timeout=WATCHDOG) as reader:
@@ -601,7 +601,7 @@ def test_asyncio() -> None:
     asyncio.run(run())
 
 
-def test_the_descriptor() -> None:
+def test_descriptor() -> None:
     with shmesh.MessageQueue(1000, depth=2, name="queue") as queue, shmesh.MessageQueue.attach("queue") as reader:
         with select.epoll() as epoll:
             epoll.register(reader.fileno(), select.EPOLLIN)

@@ -156,7 +156,7 @@ class Text(str):
     pass
 
 
-def test_the_rest_is_left_to_pickle() -> None:
+def test_rest_is_left_to_pickle() -> None:
     shared = np.arange(3)
     itself: list[Any] = []
     itself.append(itself)

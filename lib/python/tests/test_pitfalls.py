@@ -222,7 +222,7 @@ def test_non_contiguous_input_is_no_silent_copy() -> None:
 
 
 @pytest.mark.long
-def test_a_reader_that_exits_takes_nothing_along() -> None:
+def test_reader_that_exits_takes_nothing_along() -> None:
     """cpython#82300: before 3.13 the resource tracker of a reader unlinks the segment when that reader exits."""
     from multiprocessing import shared_memory
 

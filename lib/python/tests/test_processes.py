@@ -35,7 +35,7 @@ def memfds(pid: int) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_handle_travels(method: str) -> None:
+def test_handle_travels(method: str) -> None:
     context = multiprocessing.get_context(method)
     array = shmesh.from_numpy(np.arange(1000, dtype=np.float64))
     queue = context.Queue()
@@ -68,7 +68,7 @@ def test_concurrent_futures(method: str) -> None:
         assert list(pool.map(workers.total_of, [array, array[:10], array[::2]])) == [1000, 10, 500]
 
 
-def test_the_sender_may_drop_it_at_once() -> None:
+def test_sender_may_drop_it_at_once() -> None:
     queue = multiprocessing.get_context("spawn").Queue()
     queue.put(shmesh.from_numpy([1, 2, 3]))
     assert queue.get(timeout=200).tolist() == [1, 2, 3]
@@ -92,7 +92,7 @@ link.send(b"%d" % array.sum())
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_reader_takes_nothing_along(method: str) -> None:
+def test_killed_reader_takes_nothing_along(method: str) -> None:
     context = multiprocessing.get_context(method)
     array = shmesh.from_numpy(np.ones(1000), "kept")
     here, there = context.Pipe()
@@ -105,7 +105,7 @@ def test_a_killed_reader_takes_nothing_along(method: str) -> None:
     assert shmesh.open("kept").sum() == 1000 and array.sum() == 1000
 
 
-def test_a_killed_owner_leaves_no_memory_and_no_name(ipc: Path) -> None:
+def test_killed_owner_leaves_no_memory_and_no_name(ipc: Path) -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=workers.make_and_hold, args=("weights", there))
@@ -139,7 +139,7 @@ def test_names_of_the_killed_are_free_again(ipc: Path) -> None:
     del again, other
 
 
-def test_a_fork_does_not_make_the_parent_look_alive(ipc: Path) -> None:
+def test_fork_does_not_make_the_parent_look_alive(ipc: Path) -> None:
     """The child has copies of the parent's sockets, and closes them."""
     script = """
 import os, signal, sys, shmesh
@@ -161,7 +161,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_forked_child_gives_out_its_arrays_itself() -> None:
+def test_forked_child_gives_out_its_arrays_itself() -> None:
     array = shmesh.from_numpy([1, 2, 3], "mine")
     pickle.loads(pickle.dumps(array))  # the parent's server runs
     context = multiprocessing.get_context("fork")
@@ -244,7 +244,7 @@ def test_many_threads_share_and_fetch() -> None:
     assert wrong == []
 
 
-def test_a_stopped_client_does_not_keep_others_waiting() -> None:
+def test_stopped_client_does_not_keep_others_waiting() -> None:
     array = shmesh.from_numpy([1, 2])
     address, token = array.memory.handle()
     with contextlib.ExitStack() as stack:
@@ -322,7 +322,7 @@ def test_in_other_containers_by_name_by_handle_and_by_queue() -> None:
 
 
 @pytest.mark.long
-def test_what_does_not_reach_other_containers_says_what_does() -> None:
+def test_unreachable_memory_names_the_remedy() -> None:
     array = shmesh.from_numpy(np.arange(10))
     script = """
 try:

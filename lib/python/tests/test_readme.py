@@ -23,7 +23,7 @@ def run(code: str, tmp_path: Path) -> str:
     return done.stdout
 
 
-def test_the_front_page(tmp_path: Path) -> None:
+def test_front_page(tmp_path: Path) -> None:
     (code,) = blocks("README.md")
     assert run(code, tmp_path) == "200 batches\n1.5 False\n"
 
@@ -37,7 +37,7 @@ def test_each_example(document: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_training_example(tmp_path: Path) -> None:
+def test_training_example(tmp_path: Path) -> None:
     example = ROOT / "lib/python/examples/train.py"
     arguments = ["--loaders", "2", "--batches", "20", "--batch-mib", "1"]
     done = subprocess.run([sys.executable, str(example), *arguments], capture_output=True, text=True, timeout=200)
@@ -70,7 +70,7 @@ def test_each_short_example(example: str, printed: str) -> None:
     assert all(line in done.stdout for line in printed.splitlines()), done.stdout
 
 
-def test_the_torch_example() -> None:
+def test_torch_example() -> None:
     pytest.importorskip("torch")
     example = ROOT / "lib/python/examples/torch_loader.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=200)

@@ -53,7 +53,7 @@ def test_by_key_and_by_id(segment: tuple[int, int]) -> None:
     assert part.tolist() == [0, 0, 5, 0]
 
 
-def test_it_stays_attached_as_long_as_a_view_lives(segment: tuple[int, int]) -> None:
+def test_segment_stays_attached_as_long_as_a_view_lives(segment: tuple[int, int]) -> None:
     _, shmid = segment
     view = shmesh.attach_sysv(4096, np.uint8, shmid=shmid)[10:20][::2]
     gc.collect()
@@ -64,7 +64,7 @@ def test_it_stays_attached_as_long_as_a_view_lives(segment: tuple[int, int]) -> 
     assert attached(shmid) == 0
 
 
-def test_the_way_to_ours(segment: tuple[int, int]) -> None:
+def test_way_to_ours(segment: tuple[int, int]) -> None:
     key, _ = segment
     ours = shmesh.from_numpy(shmesh.attach_sysv(1024, np.float32, key=key), "moved")
     assert shmesh.open("moved").shape == ours.shape == (1024,)
@@ -87,7 +87,7 @@ def test_wrong_segments(segment: tuple[int, int]) -> None:
         shmesh.attach_sysv(1, object, shmid=shmid)
 
 
-def test_it_cannot_be_handed_on(segment: tuple[int, int]) -> None:
+def test_segment_cannot_be_pickled(segment: tuple[int, int]) -> None:
     import pickle
 
     array = shmesh.attach_sysv(1, np.uint8, shmid=segment[1])

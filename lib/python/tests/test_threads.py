@@ -169,7 +169,7 @@ def test_one_queue_for_all() -> None:
 
 
 @pytest.mark.long
-def test_a_link_is_closed_while_it_is_used() -> None:
+def test_link_is_closed_while_it_is_used() -> None:
     for _ in range(20):
         phy, mac = shmesh.Link.create("closed", backing="memfd"), shmesh.Link.attach("closed")
 

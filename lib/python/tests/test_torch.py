@@ -76,7 +76,7 @@ def keep_notes(items: list[Any]) -> list[Note]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_the_same_batches_as_torch_gives(method: str) -> None:
+def test_same_batches_as_torch_gives(method: str) -> None:
     arguments: Any = {"batch_size": 5, "num_workers": 2, "multiprocessing_context": method}
     expected = torch.utils.data.DataLoader(Everything(), batch_size=5)
     found = DataLoader(Everything(), nbytes=1 << 20, **arguments)
@@ -106,24 +106,24 @@ def test_batches_that_are_kept_and_batches_that_are_too_large() -> None:
         assert int(batches[0][0, 0]) == 1 and int(batches[-1][3, 4095]) == 63 * 63 + 1
 
 
-def test_an_iterable_dataset_and_workers_that_stay() -> None:
+def test_iterable_dataset_and_workers_that_stay() -> None:
     loader = DataLoader(Numbers(), batch_size=None, num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert sorted(loader) == list(range(20))
 
 
-def test_the_traceback_of_a_worker() -> None:
+def test_traceback_of_a_worker() -> None:
     with pytest.raises(ZeroDivisionError, match="item 0 is broken") as error:
         list(DataLoader(Wrong(), num_workers=1))
     assert "Original Traceback" in str(error.value) and "__getitem__" in str(error.value)
 
 
-def test_a_killed_worker() -> None:
+def test_killed_worker() -> None:
     with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
         list(DataLoader(Killed(), num_workers=1))
 
 
-def test_a_loop_that_is_left_early() -> None:
+def test_loop_that_is_left_early() -> None:
     dataset = TensorDataset(torch.arange(10_000))
     for (first,) in DataLoader(dataset, batch_size=10, num_workers=2):
         assert first.tolist() == list(range(10))

@@ -47,7 +47,7 @@ def read(handle: Handle, rank: int, results: Any) -> None:
     results.put((rank, [queue.dequeue(WATCHDOG), queue.broadcast_object(), queue.dequeue(cancel=threading.Event())]))
 
 
-def test_the_methods_of_vllm() -> None:
+def test_methods_of_vllm() -> None:
     context = multiprocessing.get_context("spawn")
     writer = shmesh.vllm.adapter_of(Original, Handle)(2, 2, [1, 2], 1 << 16, 4)
     results = context.Queue()
@@ -81,7 +81,7 @@ def test_time_limits_and_cancelling() -> None:
     writer.shutdown()
 
 
-def test_what_vllms_own_class_does_besides() -> None:
+def test_remaining_behaviour_of_the_class_of_vllm() -> None:
     adapter = shmesh.vllm.adapter_of(Original, Handle)
     with pytest.raises(ValueError, match="ranks"):
         adapter(2, 2, [1])
@@ -157,7 +157,7 @@ def test_sglangs_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert elsewhere.dequeue() == "x" and adapter.create_from_handle(elsewhere.export_handle(), 1) == "a reader of the original"
 
 
-def test_the_plugin_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["vllm", "vllm.distributed", "vllm.distributed.device_communicators"]
     modules = {name: types.ModuleType(name) for name in [*names, f"{names[-1]}.shm_broadcast", "vllm.executor"]}
     for name, module in modules.items():

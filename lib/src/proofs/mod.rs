@@ -5,27 +5,27 @@
 //!
 //! | ordering | detected by |
 //! |---|---|
-//! | PUBLISH, producer / consumer | `no_receiver_sleeps_over_a_message_*` / `a_producer_hands_its_role_over`, `detaching_releases_everything` |
-//! | CONSUME and `head`, as recovery reads it | `a_single_consumer_dead_before_head_and_its_seat` |
+//! | PUBLISH, producer / consumer | `no_receiver_sleeps_over_a_message_*` / `producer_hands_its_role_over`, `detaching_releases_everything` |
+//! | CONSUME and `head`, as recovery reads it | `single_consumer_dead_before_head_and_its_seat` |
 //! | FENCE, both halves at both ends | `send_before_an_eviction_arrives` |
-//! | `tail`, as the next producer reads it | `a_dead_sender_behind_another` |
+//! | `tail`, as the next producer reads it | `dead_sender_behind_another` |
 //! | owner word: claim | `stale_hints_cost_a_retry_only`, `living_pair_is_not_orphaned` |
 //! | owner word: release / reclaim | `stale_hints_cost_a_retry_only` / `bytes_of_the_dead_are_not_written_late` |
-//! | owner word: look / take / `take_alone` | `late_consumer_does_not_take_a_later_loan` / `a_newcomer_keeps_its_message_mpmc` / `a_single_consumer_dead_before_head_and_its_seat` |
-//! | owner word: recovery's scan of MSG / DATA | `a_newcomer_keeps_its_loan` / `living_pair_is_not_orphaned` |
+//! | owner word: look / take / `take_alone` | `late_consumer_does_not_take_a_later_loan` / `newcomer_keeps_its_message_mpmc` / `single_consumer_dead_before_head_and_its_seat` |
+//! | owner word: recovery's scan of MSG / DATA | `newcomer_keeps_its_loan` / `living_pair_is_not_orphaned` |
 //! | HINT: set, steal | `stolen_twice`, `stale_hints_cost_a_retry_only` |
 //! | MOVED: counts of a move, and its exchange | `free_buffer_is_found_while_its_hint_moves` |
 //! | HINT: set in the reserve | `released_into_the_reserve_while_it_is_searched` |
-//! | seat: attach / vacate, `at` | `seats_are_not_shared` / `a_consumers_role_is_inherited` |
-//! | role: claim / release | `a_role_has_one_successor` / `a_consumer_hands_its_role_over` |
+//! | seat: attach / vacate, `at` | `seats_are_not_shared` / `consumers_role_is_inherited` |
+//! | role: claim / release | `role_has_one_successor` / `consumer_hands_its_role_over` |
 //! | DEKKER, both fences | `late_recovery_loses_no_wake_up` |
 //! | EMPTY, both fences | `newcomer_or_emptier_sees_the_other` |
 //! | TYPED, both fences | `user_or_replacer_of_a_type_sees_the_other`, `user_or_replacer_of_a_type_of_requests_sees_the_other` |
 //! | bits of the users of a type: cleared / read | `type_of_a_waiting_message_is_kept_when_its_sender_leaves` |
-//! | seats, as admission reads them | `a_clone_keeps_the_side` |
+//! | seats, as admission reads them | `clone_keeps_the_side` |
 //! | EVENT | `no_participant_sleeps_over_an_event` |
 //! | PASSED, cursor and holds | `broadcast_to_two`, `held_message_is_not_overwritten`; of owned messages `owned_message_is_not_overwritten` |
-//! | JOIN, both fences | `a_newcomer_keeps_its_first_message` |
+//! | JOIN, both fences | `newcomer_keeps_its_first_message` |
 //! | HOLD, both fences | `held_message_is_not_overwritten` |
 //! | OVERWRITE, both fences | `overwritten_inline_message_is_not_torn` |
 //! | posts | `post_makes_messages_visible` |

@@ -40,7 +40,7 @@ fn recovery_passes_the_slot_of_a_dead_consumer() {
 }
 
 #[test]
-fn a_batch_passes_the_slot_of_an_inline_message() {
+fn batch_passes_the_slot_of_an_inline_message() {
     let core = link(1, false, 1, 0);
     let (producer, consumer, other) =
         (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
@@ -57,7 +57,7 @@ fn a_batch_passes_the_slot_of_an_inline_message() {
 
 /// A batch ends even if the sender is as fast as the receiver.
 #[test]
-fn a_batch_is_never_more_than_the_ring_holds() {
+fn batch_is_never_more_than_the_ring_holds() {
     let core = link(2, false, 1, 0);
     let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
     for id in 0..2 {

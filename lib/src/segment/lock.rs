@@ -254,7 +254,7 @@ impl Lock {
 mod tests {
     use super::*;
 
-    fn a_host_is_found_by_its_lock(path: &Path, b: &Lock) -> bool {
+    fn host_is_found_by_its_lock(path: &Path, b: &Lock) -> bool {
         let open = || Lock::open(path).unwrap().unwrap();
         let (a, sidecar) = (open(), open());
         let (first, second) = (a.take_socket(7, 0).unwrap(), b.take_socket(7, 0).unwrap());
@@ -304,7 +304,7 @@ mod tests {
         assert!(!b.is_seat_taken(7).unwrap(), "closing the file gives its locks up");
         assert!(b.try_join().unwrap(), "closing the file gives its locks up");
 
-        assert!(a_host_is_found_by_its_lock(&path, &b));
+        assert!(host_is_found_by_its_lock(&path, &b));
         assert!(b.is_named());
         std::fs::remove_file(&path).unwrap();
         assert!(!b.is_named());

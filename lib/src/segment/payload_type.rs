@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declaration_that_was_cut_off_is_completed_by_the_same_type() {
+    fn declaration_that_was_cut_off_is_completed_by_the_same_type() {
         for written in 0..WORDS_PER_LINE - 1 {
             let line = Line::zeroed();
             let line = PayloadTypeLine(&line);

@@ -35,7 +35,7 @@ pub(crate) const CASES: &[harness::Case] = &[
     // Each operation is followed by every other call, so one takes seconds.
     quick("frozen::evicted", || evicted(Extent::One)),
     quick("frozen::evicted_in_traffic", || evicted_in_traffic(40)),
-    quick("frozen::a_living_one_stays_in_spsc", a_living_one_stays_in_spsc),
+    quick("frozen::living_participant_is_not_evicted_in_spsc", living_participant_is_not_evicted_in_spsc),
     // The longest first.
     long("frozen::evicted_in_every_operation", || evicted(Extent::All)),
     long("frozen::paused_in_every_operation_mpmc", || paused(RingMode::Mpmc, Extent::All)),
@@ -716,7 +716,7 @@ fn inmate(base: &Base, flags: &Words, seed: u64) -> i32 {
     AS_EXPECTED
 }
 
-fn a_living_one_stays_in_spsc() {
+fn living_participant_is_not_evicted_in_spsc() {
     let base = Base::new(RingMode::Spsc);
     let flags = Words::new(8);
     let pid = crashpoint::fork_child(|| {

@@ -30,7 +30,7 @@ pub(crate) const CASES: &[harness::Case] = &[
     quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 0, 1)),
     quick("hostile::word_by_word_broadcast", || broadcast_word_by_word(&[SlowReaders::Skip], 23)),
     quick("hostile::while_it_runs_broadcast", || broadcast_while_it_runs(&[SlowReaders::Skip], 1)),
-    quick("hostile::a_doorbell_that_never_ends", a_doorbell_that_never_ends),
+    quick("hostile::doorbell_that_never_ends", doorbell_that_never_ends),
     quick("hostile::requests_word_by_word", || requests_word_by_word(12)),
     quick("hostile::requests_while_it_runs", || while_it_runs(RingMode::Mpmc, WINDOW, 1)),
     long("hostile::requests_every_word", || requests_word_by_word(1)),
@@ -519,7 +519,7 @@ fn attack(base: &Base, seconds: u64) {
 }
 
 /// A bell is a file of the link too: a peer may add as many signals as it likes.
-fn a_doorbell_that_never_ends() {
+fn doorbell_that_never_ends() {
     let log = Words::new(16);
     let pid = crashpoint::fork_child(|| {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");

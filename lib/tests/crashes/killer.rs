@@ -42,7 +42,7 @@ pub(crate) const CASES: &[harness::Case] = &[
     quick("killer::mpmc_named_notified", || scenario(2, QUICK_KILLS)),
     quick("killer::spsc_memfd_notified", || scenario(3, QUICK_KILLS)),
     quick("killer::mpmc_memfd_notified", || scenario(4, QUICK_KILLS)),
-    quick("killer::a_sender_dies_before_it_rings", a_sender_dies_before_it_rings),
+    quick("killer::sender_dies_before_it_rings", sender_dies_before_it_rings),
     long("killer::part_of_a_thousand_kills_mpmc_named_polled", || scenario(0, thousandths(300))),
     long("killer::part_of_a_thousand_kills_spsc_named_polled", || scenario(1, thousandths(300))),
     long("killer::part_of_a_thousand_kills_mpmc_named_notified", || scenario(2, thousandths(100))),
@@ -546,7 +546,7 @@ fn report(field: &Battlefield, kills: u64, early: u64, time: Duration) {
 }
 
 /// A receiver sleeps, and the sender dies between making the message visible and ringing.
-fn a_sender_dies_before_it_rings() {
+fn sender_dies_before_it_rings() {
     for index in [2, 3, 4] {
         let dir = workers::directory();
         let primary = LinkOptions::new().dir(dir.path()).create(&config(index)).expect("create");

@@ -88,7 +88,7 @@ fn every_reader_gets_everything_in_order() {
 }
 
 #[test]
-fn the_slowest_reader_sets_the_pace() {
+fn slowest_reader_sets_the_pace() {
     let world = World::new("ring=4");
     let (slow, fast) = (world.reader(), world.reader());
     for id in 0..4 {
@@ -112,7 +112,7 @@ fn the_slowest_reader_sets_the_pace() {
 }
 
 #[test]
-fn a_batch_is_received_in_order_and_held_as_one() {
+fn batch_is_received_in_order_and_held_as_one() {
     let world = World::new("ring=8");
     let reader = world.reader();
     (0..8).for_each(|id| world.send(id));
@@ -157,7 +157,7 @@ fn newcomers_get_the_history() {
 
 /// A loan that finds nothing frees what all have read, and never the history.
 #[test]
-fn a_loan_that_fails_leaves_the_history() {
+fn loan_that_fails_leaves_the_history() {
     for slow in SLOW {
         let world = World::new(&format!("{slow} history=3 msg=256x5 data=4096x4"));
         (0..10).for_each(|id| world.send(id));
@@ -173,7 +173,7 @@ fn a_loan_that_fails_leaves_the_history() {
 }
 
 #[test]
-fn a_history_that_ring_or_pools_cannot_keep_is_refused() {
+fn history_that_ring_or_pools_cannot_keep_is_refused() {
     for (changes, limit) in [
         ("ring=4 history=4", "the limit is 3 (ring.len)"),
         ("msg=256x4 history=4", "the limit is 3 (pools.cpu_msg.pool_len)"),
@@ -190,7 +190,7 @@ fn a_history_that_ring_or_pools_cannot_keep_is_refused() {
 }
 
 #[test]
-fn a_reader_that_is_overtaken_goes_on_with_the_newest() {
+fn reader_that_is_overtaken_goes_on_with_the_newest() {
     let world = World::new("ring=4 slow=skip");
     let (slow, fast) = (world.reader(), world.reader());
     for id in 0..50 {
@@ -250,7 +250,7 @@ fn held_message_stays_while_writer_continues() {
 }
 
 #[test]
-fn a_reader_that_holds_the_writer_up_is_evicted() {
+fn reader_that_holds_the_writer_up_is_evicted() {
     let world = World::new("ring=4 slow=evict evict_after=20");
     let (slow, fast) = (world.reader(), world.reader());
     assert!(slow.receive().unwrap().is_none());
@@ -286,7 +286,7 @@ fn a_reader_that_holds_the_writer_up_is_evicted() {
 
 /// The pool is smaller than the ring, so that there is room and no buffer.
 #[test]
-fn a_reader_that_holds_the_buffers_is_evicted() {
+fn reader_that_holds_the_buffers_is_evicted() {
     let world = World::new("slow=evict evict_after=20 msg=256x4 data=4096x2");
     let (slow, fast) = (world.reader(), world.reader());
     for with_data in [false, true] {
@@ -352,7 +352,7 @@ fn dead_reader_does_not_block_writer() {
 }
 
 #[test]
-fn a_dead_writer_has_a_successor() {
+fn dead_writer_has_a_successor() {
     let _watchdog = Watchdog::start();
     for slow in SLOW {
         let dir = ipc_dir();
@@ -470,7 +470,7 @@ fn readers_answer_on_the_other_ring() {
 }
 
 #[test]
-fn a_link_has_one_writer_and_sixty_two_readers() {
+fn link_has_one_writer_and_sixty_two_readers() {
     let world = World::new("");
     let second = world.writer.try_clone().unwrap();
     world.send(0);
@@ -492,7 +492,7 @@ fn a_link_has_one_writer_and_sixty_two_readers() {
 }
 
 #[test]
-fn a_writer_waits_for_readers() {
+fn writer_waits_for_readers() {
     let _watchdog = Watchdog::start();
     for notify in ["notify=on", "notify=off"] {
         let world = World::new(notify);
@@ -511,7 +511,7 @@ fn a_writer_waits_for_readers() {
 }
 
 #[test]
-fn a_sleeping_reader_is_woken() {
+fn sleeping_reader_is_woken() {
     let _watchdog = Watchdog::start();
     let world = World::new("");
     let waiting: Vec<_> = (0..3)
@@ -568,7 +568,7 @@ fn nothing_is_left_when_all_have_gone() {
 
 /// A reader that writes a wrong cursor harms itself alone.
 #[test]
-fn a_wild_cursor_is_its_readers_own_loss() {
+fn wild_cursor_is_its_readers_own_loss() {
     for slow in SLOW {
         let world = World::new(&format!("{slow} ring=4 evict_after=1"));
         let (good, wild) = (world.reader(), world.reader());

@@ -426,7 +426,7 @@ fn evicted_servers_and_clients_answer_and_receive_nothing() {
 }
 
 #[test]
-fn a_bell_rings_for_replies_and_requests() {
+fn bell_rings_for_replies_and_requests() {
     let ends = ends("requests=1");
     let other = ends.client();
     for link in [&ends.server, &ends.client, &other] {

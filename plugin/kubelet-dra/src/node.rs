@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_that_takes_too_long_fails_alone_and_can_be_tried_again() {
+    async fn claim_that_takes_too_long_fails_alone_and_can_be_tried_again() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let lock = InstanceLock::new(directory.path().join("lock"));
         let node = Arc::new(Node::new("gpu.example.com".into(), Arc::new(Slow), NoClaims, lock));

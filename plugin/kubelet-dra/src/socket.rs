@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stopped_process_keeps_its_socket_and_nothing_waits_for_it() {
+    async fn stopped_process_keeps_its_socket_and_nothing_waits_for_it() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("d-stopped.sock");
         let socket = tokio::net::UnixSocket::new_stream().expect("a socket");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dropped_socket_leaves_its_successor() {
+    async fn dropped_socket_leaves_its_successor() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("a.sock");
         let (first, _) = SocketFile::listen(&path).expect("a socket");

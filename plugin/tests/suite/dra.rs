@@ -540,7 +540,7 @@ async fn deleted_directory_of_claims_is_a_taint_until_the_plugin_is_restarted() 
 
 #[tokio::test]
 #[ignore = "long: 1,000 claims"]
-async fn a_thousand_claims_come_and_go() {
+async fn claims_come_and_go_a_thousand_times() {
     let Some(node) = DraNode::new().await else { return };
     let began = std::time::Instant::now();
     let plugin = node.start();

@@ -69,7 +69,7 @@ fn wrong_descriptor_types_are_refused() {
 }
 
 #[test]
-fn a_pidfd_of_a_thread_is_refused() {
+fn pidfd_of_a_thread_is_refused() {
     const PIDFD_THREAD: u32 = libc::O_EXCL.cast_unsigned();
     let service = Service::start();
     let mut asker = service.asker();

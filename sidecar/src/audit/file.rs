@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_disk_does_not_fill() {
+    fn disk_does_not_fill() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         std::fs::write(&path, "old\n").unwrap();

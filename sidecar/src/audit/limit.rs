@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_written_and_the_rest_counted() {
+    fn burst_is_written_and_the_rest_counted() {
         let mut limiter = Limiter::default();
         assert_eq!(count(&mut limiter, 5000, &refused(0, 7)), 100);
         assert_eq!(count(&mut limiter, 10, &refused(0, 8)), 10, "another account");

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_sha_256() {
+    fn digest_is_sha_256() {
         assert_eq!(Digest::of(b"abc").short(), "ba7816bf8f01cfea");
     }
 }

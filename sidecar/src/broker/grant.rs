@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_of_grants_that_are_over_is_bounded() {
+    fn memory_of_grants_that_are_over_is_bounded() {
         let mut grants = Grants::default();
         let importer = ProcessId { bare_tgid: 1, start_time: 0, pidfd_inode: 0 };
         let digest = |n: usize| Digest::of(&n.to_le_bytes());

@@ -119,7 +119,7 @@ fn force_is_remembered() {
 
 /// A call during which no sidecar runs is answered by the next one.
 #[test]
-fn a_call_waits_for_the_next_sidecar() {
+fn call_waits_for_the_next_sidecar() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let sidecar = start(dir.path(), "2");

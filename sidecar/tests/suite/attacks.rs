@@ -218,7 +218,7 @@ fn descriptors_without_memory() {
 }
 
 #[test]
-fn a_grant_used_twice() {
+fn grant_used_twice_is_refused() {
     let _watchdog = Watchdog::start();
     let mut scene = Scene::new();
     let fd = scene.connect();
@@ -348,7 +348,7 @@ fn another_pod_that_shares_the_socket() {
 
 /// In a pid namespace of its own, where no other process takes numbers.
 #[test]
-fn a_listed_process_that_was_replaced() {
+fn listed_process_that_was_replaced() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;

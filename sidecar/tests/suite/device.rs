@@ -119,7 +119,7 @@ fn importers_are_notified_of_a_dead_exporter() {
 }
 
 #[test]
-fn a_forced_close_tells_the_importers() {
+fn forced_close_tells_the_importers() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_sidecar, mut exporter, mut importer) = three(dir.path(), &[]);

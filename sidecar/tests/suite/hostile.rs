@@ -148,7 +148,7 @@ fn service_that_ends_mid_question_does_not_affect_living_processes() {
 
 /// The service limits the connections per pod, and the whole sidecar is one process of its pod.
 #[test]
-fn a_crowd_does_not_take_all_places_at_the_identity_service() {
+fn crowd_does_not_take_all_places_at_the_identity_service() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let service = Service::start(dir.path(), 64, Duration::from_millis(20));
@@ -276,7 +276,7 @@ fn refused_client_has_not_attached() {
 
 /// A request that is pending at the end gets at least an answer that says so.
 #[test]
-fn a_question_that_is_open_at_the_end_is_answered() {
+fn question_that_is_open_at_the_end_is_answered() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let service = Service::start(dir.path(), usize::MAX, Duration::ZERO);
@@ -385,7 +385,7 @@ fn invalid_keys_and_closes_are_refused() {
 }
 
 #[test]
-fn an_invalid_log_filter_is_a_wrong_configuration() {
+fn invalid_log_filter_is_a_wrong_configuration() {
     let dir = ipc_dir();
     let output = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"))
         .args(["--link", "link", "--any-file-system", "--log", "a=b=c", "--dir"])

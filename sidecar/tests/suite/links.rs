@@ -37,7 +37,7 @@ fn participants_attach_through_it() {
 }
 
 #[test]
-fn a_link_outlives_its_processes() {
+fn link_outlives_its_processes() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         let dir = ipc_dir();
@@ -52,7 +52,7 @@ fn a_link_outlives_its_processes() {
 }
 
 #[test]
-fn a_sidecar_that_restarts_adopts_what_it_finds() {
+fn sidecar_that_restarts_adopts_what_it_finds() {
     let _watchdog = Watchdog::start();
     for kind in KINDS {
         for is_killed in [true, false] {
@@ -233,7 +233,7 @@ fn stale_sockets_do_not_prevent_serving() {
 }
 
 #[test]
-fn a_process_has_a_session_on_each_of_many_links() {
+fn process_has_a_session_on_each_of_many_links() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let more = dir.path().join("more.yaml");

@@ -24,7 +24,7 @@ fn ask(fd: &OwnedFd, op: Op, memory: Option<&HostMemory>) -> Option<reply::Resul
 }
 
 #[test]
-fn a_greedy_user_leaves_enough_for_another() {
+fn greedy_user_leaves_enough_for_another() {
     if !is_root() {
         return;
     }

@@ -119,7 +119,7 @@ CapEff:\t0000000000004001
 ";
 
     #[test]
-    fn a_pod() {
+    fn pod_shows_its_user_and_capabilities() {
         let found = user(&Ok(POD.into()));
         assert_eq!(
             (found.status, found.shown.as_str()),

@@ -70,7 +70,7 @@ fn pod() -> Tree {
 }
 
 #[test]
-fn a_pod() {
+fn pod_has_memory_namespaces_and_cores() {
     let (tree, dir) = (pod(), tempfile::tempdir().unwrap());
     let findings = collect(&tree.source(), dir.path(), Some(100 << 20), None);
     assert_eq!(by_id(&findings, "memory.cgroup").shown, "v2, limit 256 MiB, room 192 MiB");

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_was_created_again_or_not_read_before_has_no_rates() {
+    fn link_that_was_created_again_or_not_read_before_has_no_rates() {
         assert_eq!(rates(Ok(state(1, 400)), Ok(state(2, 500))), Rates::default());
         assert_eq!(rates(Err("damaged".to_owned()), Ok(state(1, 400))), Rates::default());
         let only = sample(Instant::now(), Ok(state(1, 400)));
@@ -272,12 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_went_back_has_no_rate() {
+    fn counter_that_went_back_has_no_rate() {
         assert_eq!(rates(Ok(state(1, 400)), Ok(state(1, 399))).messages, [None, None]);
     }
 
     #[test]
-    fn the_fullest_pool_has_the_largest_share_of_used_buffers() {
+    fn fullest_pool_has_the_largest_share_of_used_buffers() {
         let pool = |name, used, len| PoolUse { name, used, len };
         let state = |pools| LinkState { pools, ..LinkState::default() };
         let of_three = state(vec![pool("a", 5, 100), pool("b", 2, 4), pool("c", 1, 2)]);

@@ -226,7 +226,7 @@ fn word(datagram: &[u8], at: usize) -> u32 {
 }
 
 #[test]
-fn a_forged_datagram_delays_no_other_message() {
+fn forged_datagram_delays_no_other_message() {
     let link = Between::new();
     let mut datagram = link.exchange(0);
     // With a number far ahead, with an old number, of another sender, and all of them again.
@@ -254,7 +254,7 @@ fn a_forged_datagram_delays_no_other_message() {
 }
 
 #[test]
-fn a_forged_first_part_does_not_block_the_message() {
+fn forged_first_part_does_not_block_the_message() {
     let link = Between::new();
     link.exchange(1);
     send(&link.sender, 50, 100, Some(4000)).unwrap();
@@ -285,7 +285,7 @@ fn duplicate_parts_do_not_expose_old_bytes() {
 }
 
 #[test]
-fn a_restarted_or_long_silent_sender_is_trusted() {
+fn restarted_or_long_silent_sender_is_trusted() {
     let mut link = Between::new();
     let in_pieces = |link: &Between| {
         send(&link.sender, 50, 100, Some(4000)).unwrap();

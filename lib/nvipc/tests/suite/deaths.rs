@@ -81,7 +81,7 @@ fn death_at_any_point_leaks_no_buffer() {
 }
 
 #[test]
-fn a_second_secondary_waits_until_the_first_has_ended() {
+fn second_secondary_waits_until_the_first_has_ended() {
     if !notices_deaths() {
         return;
     }
@@ -321,7 +321,7 @@ fn secondary_detects_the_end_of_its_primary() {
 }
 
 #[test]
-fn the_application_may_refuse_a_reconnect() {
+fn application_may_refuse_a_reconnect() {
     if !notices_deaths() {
         return;
     }
@@ -343,7 +343,7 @@ fn the_application_may_refuse_a_reconnect() {
 }
 
 #[test]
-fn a_second_primary_does_not_touch_the_link_of_the_first() {
+fn second_primary_does_not_touch_the_link_of_the_first() {
     let dir = ipc_dir();
     let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counter = std::sync::Arc::clone(&asked);

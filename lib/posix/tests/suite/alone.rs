@@ -234,7 +234,7 @@ fn invalid_directory_is_reported_in_one_line() {
 
 /// An image may lack any library but the C library.
 #[test]
-fn it_needs_the_c_library_alone() {
+fn library_depends_on_libc_only() {
     let needed = said(Command::new("readelf").args(["--wide", "--dynamic"]).arg(library()));
     let needed: Vec<_> = needed.lines().filter(|line| line.contains("(NEEDED)")).collect();
     assert!(!needed.is_empty());

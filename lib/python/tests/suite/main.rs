@@ -29,7 +29,7 @@ fn pytest() {
 
 #[test]
 #[ignore = "long: builds the wheel, installs it, and checks the types"]
-fn the_wheel_and_its_stubs() {
+fn wheel_and_its_stubs() {
     or_skipped(test_wheel());
 }
 

@@ -45,8 +45,8 @@ fn one_of_two_newcomers_is_admitted() {
 
 /// The first handle of the process that has the side detaches, and leaves a clone in a seat that is checked before its own.
 #[test]
-fn a_clone_keeps_the_side() {
-    explore("a_clone_keeps_the_side", Some(2), || {
+fn clone_keeps_the_side() {
+    explore("clone_keeps_the_side", Some(2), || {
         let core = link(1, true, 1, 0);
         let below = core.seats.attach(&process(1), Primary).unwrap();
         let first = core.seats.attach(&process(2), Secondary).unwrap();

@@ -107,8 +107,8 @@ fn receive_and_own(reader: &Endpoint, bytes: &Bytes) -> impl FnOnce() + Send + u
 
 /// JOIN: a newcomer's first message is not overwritten while it joins, whatever the writer does.
 #[test]
-fn a_newcomer_keeps_its_first_message() {
-    explore("a_newcomer_keeps_its_first_message", Some(3), || {
+fn newcomer_keeps_its_first_message() {
+    explore("newcomer_keeps_its_first_message", Some(3), || {
         let core = broadcast(2, rules(Wait, 1), 2, 0);
         let bytes = Bytes::new(2);
         let writer = attach(&core, Primary);
@@ -187,8 +187,8 @@ fn overwritten_inline_message_is_not_torn() {
 
 /// A writer dies. Its successor knows what readers hold, and frees the rest.
 #[test]
-fn a_writers_role_is_inherited() {
-    explore("a_writers_role_is_inherited", Some(2), || {
+fn writers_role_is_inherited() {
+    explore("writers_role_is_inherited", Some(2), || {
         let core = broadcast(2, rules(Wait, 0), 2, 0);
         let bytes = Bytes::new(2);
         let (first, reader) = (attach(&core, Primary), attach(&core, Secondary));

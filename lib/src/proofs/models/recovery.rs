@@ -39,8 +39,8 @@ fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl Fn
 
 /// The dead participant held a loan with DATA and a received message. A peer continues to loan.
 #[test]
-fn a_dead_loan_is_taken_back_once() {
-    explore("a_dead_loan_is_taken_back_once", Some(2), || {
+fn dead_loan_is_taken_back_once() {
+    explore("dead_loan_is_taken_back_once", Some(2), || {
         let core = link(1, true, 2, 1);
         let bytes = Bytes::new(2);
         let dead = attach(&core, Primary);
@@ -81,13 +81,13 @@ fn received(name: &str, single: bool) {
 }
 
 #[test]
-fn a_dead_receiver_spsc() {
-    received("a_dead_receiver_spsc", true);
+fn dead_receiver_spsc() {
+    received("dead_receiver_spsc", true);
 }
 
 #[test]
-fn a_dead_receiver_mpmc() {
-    received("a_dead_receiver_mpmc", false);
+fn dead_receiver_mpmc() {
+    received("dead_receiver_mpmc", false);
 }
 
 /// A message that the dead participant had sent is received once, while its buffers are recovered.
@@ -120,24 +120,24 @@ fn sent(name: &str, single: bool, until_tail: bool) {
 }
 
 #[test]
-fn a_dead_sender_spsc() {
-    sent("a_dead_sender_spsc", true, true);
+fn dead_sender_spsc() {
+    sent("dead_sender_spsc", true, true);
 }
 
 #[test]
-fn a_dead_sender_mpmc() {
-    sent("a_dead_sender_mpmc", false, true);
+fn dead_sender_mpmc() {
+    sent("dead_sender_mpmc", false, true);
 }
 
 #[test]
-fn a_sender_dead_before_tail() {
-    sent("a_sender_dead_before_tail", false, false);
+fn sender_dead_before_tail() {
+    sent("sender_dead_before_tail", false, false);
 }
 
 /// A message behind another producer's message is kept, although the recoverer has not synchronized with that producer.
 #[test]
-fn a_dead_sender_behind_another() {
-    explore("a_dead_sender_behind_another", Some(2), || {
+fn dead_sender_behind_another() {
+    explore("dead_sender_behind_another", Some(2), || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (dead, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -198,13 +198,13 @@ fn before_head(name: &str, same_seat: bool) {
 }
 
 #[test]
-fn a_single_consumer_dead_before_head() {
-    before_head("a_single_consumer_dead_before_head", false);
+fn single_consumer_dead_before_head() {
+    before_head("single_consumer_dead_before_head", false);
 }
 
 #[test]
-fn a_single_consumer_dead_before_head_and_its_seat() {
-    before_head("a_single_consumer_dead_before_head_and_its_seat", true);
+fn single_consumer_dead_before_head_and_its_seat() {
+    before_head("single_consumer_dead_before_head_and_its_seat", true);
 }
 
 /// One of many consumers dies between the exchange on the owner word and the one on `head`. The ring keeps working.
@@ -271,18 +271,18 @@ fn newcomer(name: &str, single: bool, receives: bool) {
 }
 
 #[test]
-fn a_newcomer_keeps_its_loan() {
-    newcomer("a_newcomer_keeps_its_loan", true, false);
+fn newcomer_keeps_its_loan() {
+    newcomer("newcomer_keeps_its_loan", true, false);
 }
 
 #[test]
-fn a_newcomer_keeps_its_message_spsc() {
-    newcomer("a_newcomer_keeps_its_message_spsc", true, true);
+fn newcomer_keeps_its_message_spsc() {
+    newcomer("newcomer_keeps_its_message_spsc", true, true);
 }
 
 #[test]
-fn a_newcomer_keeps_its_message_mpmc() {
-    newcomer("a_newcomer_keeps_its_message_mpmc", false, true);
+fn newcomer_keeps_its_message_mpmc() {
+    newcomer("newcomer_keeps_its_message_mpmc", false, true);
 }
 
 /// A living pair of MSG and DATA never looks orphaned.
@@ -373,8 +373,8 @@ fn bytes_of_the_dead_are_not_written_late() {
 
 /// The successor in a dead participant's role has synchronized by the seat alone, and continues where the role stopped.
 #[test]
-fn a_consumers_role_is_inherited() {
-    explore("a_consumers_role_is_inherited", Some(2), || {
+fn consumers_role_is_inherited() {
+    explore("consumers_role_is_inherited", Some(2), || {
         let core = link(2, true, 2, 0);
         let bytes = Bytes::new(2);
         let (producer, dead) = (attach(&core, Primary), attach(&core, Secondary));
@@ -397,8 +397,8 @@ fn a_consumers_role_is_inherited() {
 }
 
 #[test]
-fn a_producers_role_is_inherited() {
-    explore("a_producers_role_is_inherited", Some(2), || {
+fn producers_role_is_inherited() {
+    explore("producers_role_is_inherited", Some(2), || {
         let core = link(2, true, 2, 0);
         let bytes = Bytes::new(2);
         let (dead, consumer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -455,13 +455,13 @@ fn evicted(name: &str, sends: bool) {
 }
 
 #[test]
-fn an_evicted_participant_releases() {
-    evicted("an_evicted_participant_releases", false);
+fn evicted_participant_releases() {
+    evicted("evicted_participant_releases", false);
 }
 
 #[test]
-fn an_evicted_participant_sends() {
-    evicted("an_evicted_participant_sends", true);
+fn evicted_participant_sends() {
+    evicted("evicted_participant_sends", true);
 }
 
 /// The participant is evicted while it sends. If it still has its seat afterwards, the message is received.
@@ -545,8 +545,8 @@ fn send_before_an_eviction_arrives_before_another_producer() {
 /// Two processes free the seat of a dead participant, and a newcomer takes it as soon as possible. The later of the two
 /// does not change the newcomer's details.
 #[test]
-fn a_newcomer_keeps_its_details() {
-    explore("a_newcomer_keeps_its_details", Some(3), || {
+fn newcomer_keeps_its_details() {
+    explore("newcomer_keeps_its_details", Some(3), || {
         let core = link(1, true, 1, 0);
         let dead = core.seats.attach(&process(7), Primary).unwrap();
         let late = {
@@ -613,8 +613,8 @@ fn released_lock_means_death_unless_detached() {
 
 /// Two participants claim the role of a dead one: exactly one gets it.
 #[test]
-fn a_role_has_one_successor() {
-    explore("a_role_has_one_successor", None, || {
+fn role_has_one_successor() {
+    explore("role_has_one_successor", None, || {
         let core = link(1, true, 1, 0);
         let dead = attach(&core, Secondary);
         let Ring::Spsc(ring) = &dead.incoming else { unreachable!() };

@@ -137,8 +137,8 @@ fn recovered(core: &Core, dead: Participant, live: impl FnOnce()) -> RecoverySta
 }
 
 #[test]
-fn a_dead_clients_replies_are_freed() {
-    explore("a_dead_clients_replies_are_freed", Some(2), || {
+fn dead_clients_replies_are_freed() {
+    explore("dead_clients_replies_are_freed", Some(2), || {
         let (core, bytes, client, server) = ends(2);
         let id = client.open_request().expect("a slot");
         assert!(reply(&server, &bytes, id, (0, false), 10));
@@ -155,8 +155,8 @@ fn a_dead_clients_replies_are_freed() {
 /// the reply, and its buffer is loaned again under an epoch that looks the same in a model, while another recoverer still
 /// checks the slot.
 #[test]
-fn a_client_dead_in_a_reception() {
-    explore("a_client_dead_in_a_reception", Some(2), || {
+fn client_dead_in_a_reception() {
+    explore("client_dead_in_a_reception", Some(2), || {
         let (core, bytes, client, server) = ends(1);
         let id = client.open_request().expect("a slot");
         let held = loan_and_write(&server, &bytes, 10).expect("a buffer");
@@ -224,8 +224,8 @@ fn late_recovery_does_not_fail_a_later_request() {
 
 /// A newcomer takes the seat as soon as it is vacant, while another process still recovers its predecessor.
 #[test]
-fn a_newcomer_keeps_its_request() {
-    explore("a_newcomer_keeps_its_request", Some(2), || {
+fn newcomer_keeps_its_request() {
+    explore("newcomer_keeps_its_request", Some(2), || {
         let (core, bytes, client, server) = ends(2);
         let first = client.open_request().expect("a slot");
         assert!(reply(&server, &bytes, first, (0, false), 10));

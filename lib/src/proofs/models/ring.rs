@@ -217,8 +217,8 @@ fn mpmc_two_consumers_capacity_2() {
 
 /// The producer's role passes from one participant to the next, with all that the last one knew.
 #[test]
-fn a_producer_hands_its_role_over() {
-    explore("a_producer_hands_its_role_over", Some(3), || {
+fn producer_hands_its_role_over() {
+    explore("producer_hands_its_role_over", Some(3), || {
         let core = link(2, true, 3, 0);
         let bytes = Bytes::new(3);
         let (first, second, consumer) =
@@ -252,8 +252,8 @@ fn a_producer_hands_its_role_over() {
 
 /// The consumer's role passes in the same way.
 #[test]
-fn a_consumer_hands_its_role_over() {
-    explore("a_consumer_hands_its_role_over", Some(3), || {
+fn consumer_hands_its_role_over() {
+    explore("consumer_hands_its_role_over", Some(3), || {
         let core = link(2, true, 3, 0);
         let bytes = Bytes::new(3);
         let producer = attach(&core, Primary);

@@ -49,7 +49,7 @@ fn generations(slices: &Slices) -> Vec<i64> {
 }
 
 #[test]
-fn a_node_without_devices_has_an_empty_slice() {
+fn node_without_devices_has_an_empty_slice() {
     let slices = applied(Slices::new(), &fresh(&[], &Slices::new()));
     let (name, slice) = slices.first_key_value().expect("there is one");
     assert!(name.starts_with("00000-gpu.example.com-n1-"), "{name}");
@@ -96,7 +96,7 @@ fn one_change_keeps_the_generation_and_two_do_not() {
 }
 
 #[test]
-fn a_slice_that_was_deleted_comes_back_with_the_next_generation() {
+fn slice_that_was_deleted_comes_back_with_the_next_generation() {
     let wanted = devices(200);
     let mut slices = applied(Slices::new(), &fresh(&wanted, &Slices::new()));
     slices.pop_first();
@@ -123,7 +123,7 @@ fn slices_of_other_names_and_pools_are_deleted() {
 }
 
 #[test]
-fn a_new_node_of_the_same_name_becomes_the_owner() {
+fn new_node_of_the_same_name_becomes_the_owner() {
     let slices = applied(Slices::new(), &fresh(&devices(1), &Slices::new()));
     let mut identity = identity();
     identity.owner.uid = "u2".into();
@@ -132,7 +132,7 @@ fn a_new_node_of_the_same_name_becomes_the_owner() {
 }
 
 #[test]
-fn the_time_of_a_taint_stays() {
+fn time_of_a_taint_stays() {
     let mut wanted = devices(2);
     wanted[1].taints = Some(vec![taint()]);
     let mut slices = applied(Slices::new(), &fresh(&wanted, &Slices::new()));

@@ -9,7 +9,7 @@ mod support;
 
 /// The README shows the example as it is compiled.
 #[test]
-fn the_readme_has_the_example() {
+fn readme_has_the_example() {
     let (_, example) =
         include_str!("../../examples/driver.rs").split_once("\n\n").expect("a first line of documentation");
     assert!(include_str!("../../README.md").contains(&format!("```rust,no_run\n{example}```")));

@@ -30,7 +30,7 @@ fn wanted(name: &str) -> Claim {
 }
 
 #[tokio::test]
-async fn the_kubelet_finds_it_and_calls_both_versions() {
+async fn kubelet_finds_it_and_calls_both_versions() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let claims = ClaimTable::of([claim("a", Some(DRIVER))]);
     let instance = Instance::start(root.path(), "i1", claims, TestDriver::default()).await;
@@ -177,7 +177,7 @@ async fn two_names_for_one_uid_are_refused() {
 }
 
 #[tokio::test]
-async fn a_few_claims_at_a_time_and_each_claim_alone() {
+async fn few_claims_are_prepared_at_a_time_and_each_alone() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let names: Vec<String> = (0..30).map(|number| format!("c{number}")).collect();
     let table = ClaimTable::of(names.iter().map(|name| claim(name, Some(DRIVER))));
@@ -295,7 +295,7 @@ async fn two_instances_live_side_by_side() {
 /// Set for the process that a test kills: the directory in which it serves.
 const VICTIM: &str = "KUBELET_DRA_TEST_VICTIM";
 
-/// Not a test by itself: the process that `a_killed_instance_leaves_nothing_in_the_way` kills.
+/// Not a test by itself: the process that `killed_instance_leaves_nothing_in_the_way` kills.
 #[tokio::test]
 async fn victim() {
     let Some(root) = std::env::var_os(VICTIM) else { return };
@@ -322,7 +322,7 @@ impl Drop for Victim {
 }
 
 #[tokio::test]
-async fn a_killed_instance_leaves_nothing_in_the_way() {
+async fn killed_instance_leaves_nothing_in_the_way() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let victim = Command::new(std::env::current_exe().expect("it has a path"))
         .args(["--exact", "node::victim"])

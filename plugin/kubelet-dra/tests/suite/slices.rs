@@ -171,7 +171,7 @@ async fn slices_are_published_and_changed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_node_writes_nothing() {
+async fn idle_node_writes_nothing() {
     let cluster = Cluster::new();
     let mut publisher = cluster.publish(devices(200));
     publisher.written(2).await;
@@ -361,7 +361,7 @@ async fn failures_of_the_server_are_retried_with_a_delay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_made_again_owns_the_slices() {
+async fn node_that_is_made_again_owns_the_slices() {
     let cluster = Cluster::new();
     let mut publisher = cluster.publish(devices(1));
     publisher.written(1).await;
@@ -452,7 +452,7 @@ async fn watch_that_fails_for_an_hour_backs_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_breaks_goes_on_where_it_was() {
+async fn watch_that_breaks_goes_on_where_it_was() {
     let cluster = Cluster::new();
     let mut publisher = cluster.publish(devices(1));
     publisher.written(1).await;

@@ -215,7 +215,7 @@ fn guessing_grants() {
 }
 
 #[test]
-fn a_grant_of_a_key_that_is_gone() {
+fn grant_of_a_key_that_is_gone() {
     let mut scene = scene(host(1));
     let imported = scene.town.import(scene.importer, &scene.key);
     scene.town.died(&in_pod(100, "a"));

@@ -121,7 +121,7 @@ fn process_ids_and_subjects_of_one_key_and_of_one_pod() {
 }
 
 #[test]
-fn a_key_admits_32768_processes_by_default() {
+fn key_admits_32768_processes_by_default() {
     let mut town = Town::new(Policy::default());
     let a = town.open(&process(100));
     let key = town.export(a, host(1));

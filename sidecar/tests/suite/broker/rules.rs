@@ -48,7 +48,7 @@ fn every_export_has_a_key_of_its_own() {
 }
 
 #[test]
-fn the_source_of_random_numbers_must_not_repeat_itself() {
+fn source_of_random_numbers_must_not_repeat_itself() {
     let mut broker = Broker::new(roomy(), |bytes| bytes.fill(7));
     let session = SessionId(1);
     broker.handle(Millis(0), Command::Opened { session, peer: Some(process(100)) });
@@ -63,7 +63,7 @@ fn the_source_of_random_numbers_must_not_repeat_itself() {
 }
 
 #[test]
-fn an_export_has_a_size_a_flag_and_a_mechanism_that_exist() {
+fn export_has_a_size_a_flag_and_a_mechanism_that_exist() {
     use Mechanism::{Ascend, CudaLegacy, CudaVmm, Host, Unspecified};
     let mut town = Town::new(roomy());
     let a = town.open(&process(100));
@@ -128,7 +128,7 @@ fn host_memory_is_delivered_at_once_and_acknowledged() {
 }
 
 #[test]
-fn a_key_that_admits_in_a_driver_waits_for_its_exporter() {
+fn key_that_admits_in_a_driver_waits_for_its_exporter() {
     let (mut town, a, b, key) = pair(roomy(), ascend());
     let other = town.open(&process(100));
     let waits = town.ask(b, import(&key));
@@ -200,7 +200,7 @@ fn grant_is_valid_for_its_process_until_it_expires() {
 }
 
 #[test]
-fn a_late_acknowledgement_is_void_and_the_import_stays() {
+fn late_acknowledgement_is_void_and_the_import_stays() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let imported = town.import(b, &key);
     town.wait(10_000);
@@ -213,7 +213,7 @@ fn a_late_acknowledgement_is_void_and_the_import_stays() {
 }
 
 #[test]
-fn a_late_acknowledgement_is_late_without_a_tick() {
+fn late_acknowledgement_is_late_without_a_tick() {
     let (mut town, _, b, key) = pair(roomy(), host(1));
     let imported = town.import(b, &key);
     assert_eq!(town.broker.next_deadline(), Some(Millis(10_000)));
@@ -223,7 +223,7 @@ fn a_late_acknowledgement_is_late_without_a_tick() {
 }
 
 #[test]
-fn an_importer_that_cannot_map_has_no_import() {
+fn importer_that_cannot_map_has_no_import() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let imported = town.import(b, &key);
     town.does(b, ack(&imported.grant, false));
@@ -336,7 +336,7 @@ fn state_at_the_time_of_the_answer_counts() {
 }
 
 #[test]
-fn a_number_is_pinned_anew_when_it_is_admitted_again() {
+fn number_is_pinned_anew_when_it_is_admitted_again() {
     let (mut town, a, _, key) = pair(roomy(), host(1));
     town.died(&process(200));
     let again = shmesh_proto::identity::PeerIdentity { start_time: 2, ..process(200) };
@@ -347,7 +347,7 @@ fn a_number_is_pinned_anew_when_it_is_admitted_again() {
 }
 
 #[test]
-fn an_exporter_waits_for_its_importers_or_forces_them() {
+fn exporter_waits_for_its_importers_or_forces_them() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let c = town.open(&process(300));
     town.does(a, admit(&key, &[300]));
@@ -389,7 +389,7 @@ fn one_import_of_a_key_for_each_process() {
 }
 
 #[test]
-fn the_death_of_an_importer_closes_its_imports() {
+fn death_of_an_importer_closes_its_imports() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     town.import(b, &key);
     town.died(&process(200));
@@ -401,7 +401,7 @@ fn the_death_of_an_importer_closes_its_imports() {
 }
 
 #[test]
-fn the_death_of_an_exporter_loses_its_regions() {
+fn death_of_an_exporter_loses_its_regions() {
     let (mut town, a, b, key) = pair(roomy(), host(1));
     let waiting = town.export(a, ascend());
     town.does(a, admit(&waiting, &[200]));
@@ -469,7 +469,7 @@ fn detach_ends_the_keys_and_imports_of_a_process() {
 }
 
 #[test]
-fn a_draining_broker_finishes_and_begins_nothing() {
+fn draining_broker_finishes_and_begins_nothing() {
     let (mut town, a, b, key) = pair(roomy(), ascend());
     let waits = town.ask(b, import(&key));
     let admission = town.admission();
@@ -487,13 +487,13 @@ fn a_draining_broker_finishes_and_begins_nothing() {
 }
 
 #[test]
-fn a_list_has_pages_and_hashes() {
+fn list_has_pages_and_hashes() {
     list_with(9);
 }
 
 #[test]
 #[ignore = "long: 20 importers of 65 keys"]
-fn a_list_has_pages_and_hashes_with_many_importers() {
+fn list_has_pages_and_hashes_with_many_importers() {
     list_with(20);
 }
 
@@ -522,7 +522,7 @@ fn list_with(importers: i32) {
 }
 
 #[test]
-fn a_record_is_one_line_that_says_all_but_secrets() {
+fn record_is_one_line_that_says_all_but_secrets() {
     let mut town = Town::new(roomy());
     let (a, b) = (town.open(&process(100)), town.open(&in_pod(200, "b\n\"")));
     let key = town.export(a, host(4096));

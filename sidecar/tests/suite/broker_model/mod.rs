@@ -702,7 +702,7 @@ fn broker_matches_the_oracle_in_thousands_of_sequences() {
 /// Reasons that are never reached are not tested. The sequences are always the same, so the result is deterministic.
 #[test]
 #[ignore = "long: 1,500 sequences"]
-fn the_sequences_reach_every_reason() {
+fn sequences_reach_every_reason() {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let config = Config { cases: 1500, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));

@@ -275,7 +275,7 @@ fn products_that_share_nothing_and_cards_that_do_not_reach_each_other() {
 
 /// Runtimes before CANN 8.3.RC1 have no keys.
 #[test]
-fn a_function_that_is_missing_is_named() {
+fn function_that_is_missing_is_named() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let (_daemon, variables) = npud(dir.path());

@@ -269,7 +269,7 @@ fn different_devices_are_distinguished() {
 
 /// The error if there is no driver, or an old one.
 #[test]
-fn a_missing_library_and_a_missing_function_are_named() {
+fn missing_library_and_a_missing_function_are_named() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
     let _sidecar = sidecar(dir.path(), &[]);
@@ -292,7 +292,7 @@ fn a_missing_library_and_a_missing_function_are_named() {
 
 /// A context takes hundreds of megabytes of its device, so it is created on first use and destroyed after the last.
 #[test]
-fn a_device_that_is_only_looked_at_has_no_context() {
+fn device_that_is_only_looked_at_has_no_context() {
     let _watchdog = Watchdog::start();
     if !is_root() {
         return;

@@ -280,7 +280,7 @@ fn contexts_belong_to_threads() {
 }
 
 #[test]
-fn the_cpu_cannot_read_device_memory() {
+fn cpu_cannot_read_device_memory() {
     let output = in_a_process_by(&[], || {
         let acl = Acl::load();
         acl.set_device(0);

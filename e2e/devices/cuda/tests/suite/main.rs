@@ -484,7 +484,7 @@ fn devices_do_not_reach_each_others_memory() {
 }
 
 #[test]
-fn the_cpu_cannot_read_device_memory() {
+fn cpu_cannot_read_device_memory() {
     let output = own_process_by(this_test, || {
         let cuda = started();
         let handle = create(&cuda, BLOCK, 0).unwrap();
