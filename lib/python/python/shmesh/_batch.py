@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import lru_cache
@@ -110,7 +109,7 @@ class BatchQueue:
             raise Invalid(f"nbytes is {nbytes}, and must be at least 1: the size of the largest batch")
         if producers < 1:
             raise _no_producers(producers)
-        self._prepare(name or f"batches-{secrets.token_hex(8)}", _array.ipc_directory(directory))
+        self._prepare(name or f"batches-{os.urandom(8).hex()}", _array.ipc_directory(directory))
         size = -(-nbytes // _ALIGN) * _ALIGN
         link = Link.create(
             self.name,

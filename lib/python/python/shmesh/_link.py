@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -309,6 +308,8 @@ class Link(_shmesh.Link):
 
     async def _readable(self, is_ready: Callable[[], bool], limit: float = _LOOK_AGAIN) -> None:
         """Waits for a signal of the link, for at most ``limit`` seconds, unless something is ready."""
+        import asyncio  # here: it takes a third of the time to import this package
+
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
         # An event loop has one reader per descriptor, and other tasks may wait as well.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import secrets
 import struct
 import threading
 import time
@@ -65,7 +64,7 @@ class MessageQueue:
             spin_us = 50 if len(os.sched_getaffinity(0)) > max(readers, 1) else 0
         if nbytes < 1:
             raise Invalid(f"nbytes {nbytes}: the bytes of an object, at least 1")
-        self._prepare(name or f"objects-{secrets.token_hex(8)}", _array.ipc_directory(directory), None)
+        self._prepare(name or f"objects-{os.urandom(8).hex()}", _array.ipc_directory(directory), None)
         pools = {"cpu_msg": (_MSG_BYTES, depth), "cpu_data": (nbytes, depth)}
         if overflow is not None:
             pools["cpu_large"] = overflow
