@@ -9,6 +9,7 @@ mod orders;
 mod peer;
 mod process;
 mod programs;
+mod reference;
 mod requests;
 
 use std::os::fd::OwnedFd;
@@ -28,6 +29,7 @@ pub use orders::serve;
 pub use peer::{Peer, is_peer, serve_by};
 pub use process::{own_process, own_process_by, passed, this_test};
 pub use programs::{output_within, run_program, succeed, write_script};
+pub use reference::{assert_reference, help_page};
 
 /// The watchdog of one step of a test: longer than any step takes on the slowest machine.
 pub const HANGS: Duration = Duration::from_secs(60);

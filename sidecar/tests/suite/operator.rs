@@ -89,3 +89,10 @@ fn other_users_may_not_inspect() {
     let record = &crate::support::audited(&audit, "inspect", "not_operator")[0];
     assert_eq!((&record["socket"]["pid"], &record["socket"]["uid"]), (&0.into(), &0.into()), "{record}");
 }
+
+#[test]
+fn reference_page_has_the_help_of_every_subcommand() {
+    let about = "The process that keeps links and brokers device keys. [daemons.md](../daemons.md#shmesh-sidecar) explains it.";
+    let page = shmesh_testing::help_page(env!("CARGO_BIN_EXE_shmesh-sidecar"), about);
+    shmesh_testing::assert_reference("shmesh-sidecar.md", &page);
+}

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod c;
+mod errors;
 #[expect(unsafe_code, reason = "the table of the library, which is private to it")]
 #[path = "../../src/handles.rs"]
 mod handles;

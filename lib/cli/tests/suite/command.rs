@@ -109,6 +109,15 @@ fn every_subcommand_has_help_with_examples() {
 }
 
 #[test]
+fn reference_page_has_the_help_of_every_subcommand() {
+    let about = "The command for people. [capture.md](../capture.md) explains `shmesh capture`, [daemons.md](../daemons.md) the sidecar that `who` and `keys` ask.";
+    shmesh_testing::assert_reference(
+        "shmesh.md",
+        &shmesh_testing::help_page(env!("CARGO_BIN_EXE_shmesh"), about),
+    );
+}
+
+#[test]
 fn exit_status_shows_the_kind_of_failure() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -310,3 +310,33 @@ fn control_characters_are_escaped_in_errors() {
     assert!(message.to_string().len() < 200);
     assert_refused!(link("backing: !thing @memfd"), ConfigError::Yaml { .. }, "tag");
 }
+
+/// docs/configuration.md shows the defaults, and describes every key.
+#[test]
+fn documented_configuration_is_the_default_and_complete() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let page = std::fs::read_to_string(format!("{root}/docs/configuration.md")).unwrap();
+    let (_, example) = page.split_once("```yaml\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let loaded = from_yaml(example).unwrap();
+    assert_eq!(loaded.links, [LinkConfig::new("fronthaul".parse().unwrap())]);
+    let source = include_str!("../yaml.rs");
+    let field = |line: &'static str| {
+        line.trim_start_matches("    ").trim_start_matches("pub(super) ").split_once(": ")
+    };
+    let keys: Vec<_> = source
+        .split("struct ")
+        .filter_map(|part| {
+            part.split_once("Yaml {\n").filter(|(name, _)| !name.contains(' '))?.1.split_once("\n}")
+        })
+        .flat_map(|(fields, _)| fields.lines().filter(|line| !line.contains("#[")).filter_map(field))
+        .map(|(key, _)| key)
+        .collect();
+    assert!(keys.len() > 20, "{keys:?}");
+    // In a block or between backticks.
+    let code = page.split('`').skip(1).step_by(2);
+    let words: Vec<_> =
+        code.flat_map(|code| code.split(|c: char| !c.is_alphanumeric() && c != '_')).collect();
+    let missing: Vec<_> = keys.into_iter().filter(|key| !words.contains(key)).collect();
+    assert!(missing.is_empty(), "docs/configuration.md does not describe {missing:?}");
+}

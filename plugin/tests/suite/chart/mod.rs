@@ -3,12 +3,15 @@
 //! | file | concept |
 //! |---|---|
 //! | `values.rs` | the form of the chart's values |
+//! | `reference.rs` | the page of the reference with all values |
 //! | `python.rs` | the environment with the Helm library and the schemas of Kubernetes |
 //! | `mod.rs` | the tests; those with Helm are in `helm/tests/check.py` |
 //!
-//! `SHMESH_BLESS=1` writes what is made from something else: `helm/values.schema.json`, `manifests/install.yaml`.
+//! `SHMESH_BLESS=1` writes what is made from something else: `helm/values.schema.json`, `manifests/install.yaml`,
+//! `docs/reference`.
 
 mod python;
+mod reference;
 mod values;
 
 use std::fs;
@@ -95,6 +98,20 @@ fn values_file_and_schema_have_the_same_keys() {
         }
     }
     compare("", &values, &schema, &schema);
+}
+
+#[test]
+fn reference_page_has_every_value() {
+    let text = fs::read_to_string(root().join("helm/values.yaml")).unwrap();
+    let page = reference::page(&values::schema(plugin_schema()), &serde_saphyr::from_str(&text).unwrap());
+    shmesh_testing::assert_reference("values.md", &page);
+}
+
+#[test]
+fn reference_page_has_the_help_of_every_subcommand() {
+    let about = "The programs of the node: device plugin, DRA driver, identity service, injector. [daemons.md](../daemons.md) and [annotations.md](../annotations.md) explain them.";
+    let page = shmesh_testing::help_page(env!("CARGO_BIN_EXE_shmesh-plugin"), about);
+    shmesh_testing::assert_reference("shmesh-plugin.md", &page);
 }
 
 #[test]
