@@ -1,5 +1,5 @@
 //! The C interface over shmesh's layout and NVIPC's layout, compared with the Rust interface: `cargo bench -p
-//! shmesh-nvipc-capi`.
+//! shmesh-nvipc-capi`. With arguments, only the runs whose names contain one of them: `-- 'one thread' failing`.
 //!
 //! Two threads on two cores, each with an endpoint of its own, as two processes would have. Both poll. The runs of all
 //! variants alternate, so that changes in the machine's speed affect all of them. Nothing is asserted, because times depend
@@ -37,6 +37,8 @@ trait Endpoint: Send {
     fn try_send(&mut self, id: i32, fill: Option<&[u8]>) -> bool;
     /// Receives a message, reads its first word and releases it. Returns its id.
     fn try_receive(&mut self) -> Option<i32>;
+    /// Nanoseconds of an allocation while this endpoint holds all buffers.
+    fn failing_allocation(&mut self) -> f64;
 }
 
 struct Rust(Link);
@@ -59,6 +61,11 @@ impl Endpoint for Rust {
         let message = self.0.receive().unwrap()?;
         std::hint::black_box(message.msg()[0]);
         Some(message.msg_id())
+    }
+
+    fn failing_allocation(&mut self) -> f64 {
+        let _all: Vec<_> = std::iter::from_fn(|| self.0.loan().ok()).collect();
+        timed(|| assert!(self.0.loan().is_err()))
     }
 }
 
@@ -136,6 +143,22 @@ impl Endpoint for C {
         }
         Some(msg.msg_id)
     }
+
+    fn failing_allocation(&mut self) -> f64 {
+        let allocate = || {
+            let mut msg = EMPTY;
+            // SAFETY: an open instance and a valid message.
+            (unsafe { ((*self.0).tx_allocate)(self.0, &raw mut msg, 0) } == 0).then_some(msg)
+        };
+        // In NVIPC's layout the other endpoint keeps some buffers for a while, and this one gets them in the end.
+        let mut all = Vec::new();
+        let time = timed(|| all.extend(allocate()));
+        for mut msg in all {
+            // SAFETY: an open instance and a message that it allocated.
+            assert_eq!(unsafe { ((*self.0).tx_release)(self.0, &raw mut msg) }, 0);
+        }
+        time
+    }
 }
 
 /// As [`C`], with its tap started and read after each message.
@@ -165,6 +188,10 @@ impl Endpoint for TappedC {
             }
         }
         Some(id)
+    }
+
+    fn failing_allocation(&mut self) -> f64 {
+        self.0.failing_allocation()
     }
 }
 
@@ -264,7 +291,14 @@ fn cycle(phy: &mut dyn Endpoint, mac: &mut dyn Endpoint) -> f64 {
     })
 }
 
+/// One thread polls an endpoint for which there is no message.
+fn empty_poll(phy: &mut dyn Endpoint) -> f64 {
+    pin(0);
+    timed(|| assert!(phy.try_receive().is_none()))
+}
+
 fn main() {
+    let wanted: Vec<_> = std::env::args().skip(1).filter(|name| !name.starts_with("--")).collect();
     let dir = tempfile::Builder::new().prefix("shmesh-bench-").tempdir_in("/dev/shm");
     let dir = dir.or_else(|_| tempfile::tempdir()).unwrap();
     set(shmesh::DIR_VARIABLE, dir.path().as_os_str());
@@ -281,17 +315,26 @@ fn main() {
     let fill = vec![7_u8; DATA_BYTES];
 
     type Run<'a> = Box<dyn Fn(&mut dyn Endpoint, &mut dyn Endpoint) -> f64 + 'a>;
-    let runs: [(&str, Run<'_>); 4] = [
+    let runs: [(&str, Run<'_>); 6] = [
         ("one thread: allocate, send, receive, release", Box::new(cycle)),
         ("round trip, MSG of 64 bytes", Box::new(ping_pong)),
         ("one way, MSG of 64 bytes", Box::new(|phy, mac| one_way(phy, mac, None))),
         ("one way, with 64 KiB of DATA filled", Box::new(|phy, mac| one_way(phy, mac, Some(&fill)))),
+        (
+            "one thread: failing allocation",
+            Box::new(|_, mac| {
+                pin(0);
+                mac.failing_allocation()
+            }),
+        ),
+        ("one thread: empty poll", Box::new(|phy, _| empty_poll(phy))),
     ];
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
     println!(
         "{:<46} {:>16} {:>16} {:>16} {:>16}",
         "nanoseconds: median of the runs (best)", "Rust", "C", "C, tap of primary", "C, layout nvipc"
     );
-    for (name, run) in runs {
+    for (name, run) in runs.into_iter().filter(|(name, _)| is_wanted(name)) {
         let mut times = [const { Vec::new() }; 4];
         for _ in 0..TURNS {
             times[0].push(run(&mut rust.0, &mut rust.1));
@@ -301,7 +344,7 @@ fn main() {
         }
         let shown = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
-            format!("{:.0} ({:.0})", times[times.len() / 2], times[0])
+            format!("{:.1} ({:.1})", times[times.len() / 2], times[0])
         });
         println!("{name:<46} {:>16} {:>16} {:>16} {:>16}", shown[0], shown[1], shown[2], shown[3]);
     }
