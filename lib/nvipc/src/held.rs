@@ -9,8 +9,8 @@
 //! sides write the words of one list. Here some released buffers are *parked*: they stay with this endpoint, outside the
 //! list, and the last one released is the first to be allocated.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Maximum number of parked buffers per pool. The divisor below limits the share of the pool, because the other side needs
 /// the rest.
@@ -43,22 +43,59 @@ pub(crate) struct DataBuffer {
 #[derive(Debug)]
 pub(crate) struct HeldBuffers {
     states: Box<[AtomicU8]>,
-    /// The parked buffers, the last released one last. Its capacity is the limit.
-    parked: Mutex<Vec<u32>>,
-    /// Their number. Written with the lock held, and read without it by a thread that would find nothing.
+    /// The parked buffers, the last released one last. Its length is the limit.
+    parked: Box<[AtomicU32]>,
+    /// Their number. Read without `parking` by a thread that would find nothing.
     parked_count: AtomicU32,
-    parked_max: usize,
+    /// Set while a thread changes what is parked. A mutex would release it by a locked instruction, to wake waiting threads,
+    /// but no thread waits for it.
+    parking: AtomicBool,
+}
+
+/// Changes what is parked, alone.
+#[derive(Debug)]
+struct ParkingGuard<'a>(&'a HeldBuffers);
+
+impl Drop for ParkingGuard<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire of `try_parking`: the next thread sees these changes, which are Relaxed.
+        self.0.parking.store(false, Release);
+    }
+}
+
+impl ParkingGuard<'_> {
+    /// Returns `false` if enough are parked or the buffer is not held.
+    fn push(&self, index: u32) -> bool {
+        let held = self.0;
+        let count = held.parked_count.load(Relaxed);
+        let Some(place) = held.parked.get(count as usize).filter(|_| held.exchange(index, HELD, PARKED))
+        else {
+            return false;
+        };
+        place.store(index, Relaxed);
+        held.parked_count.store(count + 1, Relaxed);
+        true
+    }
+
+    fn pop(&self) -> Option<u32> {
+        let held = self.0;
+        let count = held.parked_count.load(Relaxed).checked_sub(1)?;
+        let index = held.parked.get(count as usize)?.load(Relaxed);
+        held.parked_count.store(count, Relaxed);
+        // No other thread changes this state: `park` and `give` expect that it is held, and `take` that it is not ours.
+        held.states.get(index as usize)?.store(HELD, Release);
+        Some(index)
+    }
 }
 
 impl HeldBuffers {
     pub(crate) fn new(len: usize) -> Self {
         let parked_max = u32::try_from(len).unwrap_or(u32::MAX) / PARKED_SHARE;
-        let parked_max = parked_max.min(PARKED_MAX) as usize;
         Self {
             states: (0..len).map(|_| AtomicU8::new(NOT_OURS)).collect(),
-            parked: Mutex::new(Vec::with_capacity(parked_max)),
+            parked: (0..parked_max.min(PARKED_MAX)).map(|_| AtomicU32::new(0)).collect(),
             parked_count: AtomicU32::new(0),
-            parked_max,
+            parking: AtomicBool::new(false),
         }
     }
 
@@ -67,37 +104,20 @@ impl HeldBuffers {
         state.is_some_and(|state| state.compare_exchange(from, to, AcqRel, Relaxed).is_ok())
     }
 
-    /// Parks a buffer that the application has released. Returns `false` if enough are parked or another thread has the
-    /// lock; the buffer is still held then.
+    /// Parks a buffer that the application has released. Returns `false` if enough are parked or another thread parks at this
+    /// moment; the buffer is still held then.
     pub(crate) fn park(&self, index: u32) -> bool {
-        let Some(mut parked) = self.try_parked() else { return false };
-        if parked.len() >= self.parked_max || !self.exchange(index, HELD, PARKED) {
-            return false;
-        }
-        parked.push(index);
-        self.count(&parked);
-        true
+        self.try_parking().is_some_and(|parking| parking.push(index))
     }
 
     /// Takes the buffer that was parked last. It is held from then on.
     pub(crate) fn unpark(&self) -> Option<u32> {
-        if !self.has_parked() {
-            return None;
-        }
-        let mut parked = self.try_parked()?;
-        let index = parked.pop()?;
-        self.count(&parked);
-        drop(parked);
-        self.exchange(index, PARKED, HELD).then_some(index)
+        if self.has_parked() { self.try_parking()?.pop() } else { None }
     }
 
-    /// Takes all parked buffers. They are held from then on.
+    /// Takes all parked buffers, unless another thread parks at this moment. They are held from then on.
     pub(crate) fn unpark_all(&self) -> Vec<u32> {
-        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = parked.drain(..).collect();
-        self.count(&parked);
-        drop(parked);
-        all.into_iter().filter(|index| self.exchange(*index, PARKED, HELD)).collect()
+        self.try_parking().map_or_else(Vec::new, |parking| std::iter::from_fn(|| parking.pop()).collect())
     }
 
     /// Whether a buffer is parked. Another thread may take it at any time.
@@ -105,18 +125,9 @@ impl HeldBuffers {
         self.parked_count.load(Relaxed) > 0
     }
 
-    /// Called with the lock held.
-    fn count(&self, parked: &[u32]) {
-        self.parked_count.store(u32::try_from(parked.len()).unwrap_or(u32::MAX), Relaxed);
-    }
-
-    /// Never blocks: a thread that finds the lock taken uses the shared free list instead.
-    fn try_parked(&self) -> Option<std::sync::MutexGuard<'_, Vec<u32>>> {
-        match self.parked.try_lock() {
-            Ok(parked) => Some(parked),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    /// Never blocks: a thread that finds it taken uses the shared free list instead.
+    fn try_parking(&self) -> Option<ParkingGuard<'_>> {
+        (!self.parking.swap(true, Acquire)).then(|| ParkingGuard(self))
     }
 
     /// Marks a buffer as held. Returns `false` if this endpoint has it already, or if there is no such buffer.
@@ -205,10 +216,35 @@ mod tests {
         assert!(!held.take(10) && !held.give(10), "a message that names it is refused");
         assert_eq!((held.unpark(), held.has(13)), (Some(13), true));
         assert_eq!(held.all().collect::<Vec<_>>(), [10, 11, 12, 13, 14]);
-        assert_eq!(held.unpark_all(), [10, 11, 12]);
+        assert_eq!(held.unpark_all(), [12, 11, 10]);
         assert_eq!((held.unpark(), held.has(10)), (None, true));
         let small = HeldBuffers::new(8);
         assert!(small.take(0) && !small.park(0) && small.unpark().is_none(), "the other side needs them all");
+    }
+
+    #[test]
+    fn parked_buffers_have_one_holder_among_threads() {
+        const EACH: u32 = 32;
+        let (held, start) = (HeldBuffers::new(512), std::sync::Barrier::new(2));
+        let park_and_unpark = |first: u32| {
+            start.wait();
+            let mut ours: Vec<u32> = (first..first + EACH).collect();
+            assert!(ours.iter().all(|index| held.take(*index)));
+            for _ in 0..2_000 {
+                ours.retain(|index| !held.park(*index));
+                ours.extend(std::iter::from_fn(|| held.unpark()).take(EACH as usize));
+                assert!(ours.iter().all(|index| held.has(*index)), "another thread has one");
+            }
+            ours
+        };
+        let mut all = std::thread::scope(|scope| {
+            let other = scope.spawn(|| park_and_unpark(EACH));
+            let ours = park_and_unpark(0);
+            [ours, other.join().unwrap()].concat()
+        });
+        all.extend(held.unpark_all());
+        all.sort_unstable();
+        assert_eq!(all, Vec::from_iter(0..2 * EACH), "none is lost");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -318,8 +318,12 @@ impl Shared {
         }
         // More than one reference: NVIPC's tracing still reads the message and will return it. Less than one: the peer
         // wrote garbage.
-        let references = self.info(index)[INFO_REFERENCES].fetch_sub(1, std::sync::atomic::Ordering::AcqRel);
-        if references.cast_signed() > 1 {
+        let references = &self.info(index)[INFO_REFERENCES];
+        // Acquire: tracing that has returned its reference is done with the message. A reference is added only by the process
+        // that sends the message, before it sends it, so the last one needs no exchange.
+        if references.load(Acquire) == 1 {
+            references.store(0, Relaxed);
+        } else if references.fetch_sub(1, AcqRel).cast_signed() > 1 {
             pool.held.give(index);
             return false;
         }
