@@ -6,6 +6,7 @@ what the repository has, and looks whether alerts and dashboard name metrics tha
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -538,6 +539,36 @@ def check_samples(plugin):
     return count
 
 
+# In place of the programs: what they were called with, and what kubectl read.
+DOUBLES = """
+docker() { :; }
+helm() { printf '%s\\n' "$@" >"$OUT/helm"; }
+kubectl() { case $1 in apply) cat >"$OUT/sample";; *) printf '%s\\n' "$@" >"$OUT/kubectl";; esac; }
+"""
+
+
+def check_readme():
+    """The README's commands for a cluster, run with doubles: they install this chart, and the sample has the images of the registry."""
+    section = (ROOT / "README.md").read_text().split("### Cluster", 1)[1]
+    commands = section.split("```console\n", 1)[1].split("```", 1)[0]
+    commands = re.sub(r"^\$ ", "", commands, flags=re.MULTILINE)
+    registry = "registry.example.com/shmesh"
+    with tempfile.TemporaryDirectory() as out:
+        variables = {"PATH": os.environ["PATH"], "OUT": out, "REGISTRY": registry}
+        subprocess.run(["bash", "-euc", DOUBLES + commands], cwd=ROOT, env=variables, check=True)
+        helm, sample, kubectl = ((pathlib.Path(out) / name).read_text() for name in ("helm", "sample", "kubectl"))
+    pool = f"config.pools[0].name={POOL['name']},config.pools[0].gid={POOL['gid']}"
+    expected = ["install", "shmesh", "helm", "--namespace", NAMESPACE, "--create-namespace", "--set", f"image.registry={registry}", "--set", pool]
+    expect(helm.split() == expected, f"README.md: helm {helm.split()}")
+    rendered = "".join(render({"image": {"registry": registry}, "config": {"pools": [POOL]}}).values())
+    for where, text in (("the chart", rendered), ("the sample", sample)):
+        images = re.findall(r"^ *(?:- )?image: *\"?([^\s\"]+)", text, re.MULTILINE)
+        expect(images and all(image.startswith(registry + "/shmesh-") for image in images), f"README.md: images of {where}: {images}")
+    namespace, pod = kubectl.split()[1], kubectl.split()[3]
+    names = {(one["metadata"].get("namespace"), one["metadata"]["name"]) for one in yaml.load_all(sample, Strict)}
+    expect((namespace, pod) in names, f"README.md: the sample has no pod {namespace}/{pod}")
+
+
 def check_e2e(plugin):
     """Pods of the tests on a cluster: valid, restricted but for the one that kills, and with links that are injected."""
     count = 0
@@ -632,6 +663,7 @@ def main():
     check_policy(given.bless)
     manifests = check_manifests(given.bless)
     samples = check_samples(given.plugin)
+    check_readme()
     check_e2e(given.plugin)
     metrics = check_metrics()
     if problems:
