@@ -1,6 +1,6 @@
 //! Both sides of a link: a message in buffers that are written in place, and one inside the ring.
 //!
-//! The README shows this program. `cargo run --example quickstart`
+//! The README shows this program. `cargo run -p shmesh --example quickstart`
 
 use std::error::Error;
 
