@@ -226,11 +226,7 @@ impl Hints {
     ) -> HintSearch {
         let own = seat.as_usize();
         let seats = || seats_used().min(MAX_SEATS);
-        let moved = |from| {
-            (0..self.words())
-                .find_map(|i| self.move_hints(own, from, i, recent, &ahead))
-                .map(HintSearch::Hints)
-        };
+        let moved = |from| self.move_first_hints(own, from, recent, &ahead).map(HintSearch::Hints);
         if let Some(found) = moved(own) {
             return found;
         }
@@ -261,6 +257,30 @@ impl Hints {
             0..=63 => (1 << (self.len - i * 64)) - 1,
             _ => u64::MAX,
         }
+    }
+
+    /// Moves the hints of the first word that has some. `None` if there are none.
+    fn move_first_hints(
+        &self,
+        own: usize,
+        from: usize,
+        recent: &Recent,
+        ahead: &impl Fn(u32),
+    ) -> Option<u32> {
+        let move_some = |i| self.move_hints(own, from, i, recent, ahead);
+        // Where all buffers are in use, no line has a bit, and the time of a search is the time of this.
+        let whole = self.words() / WORDS_PER_LINE;
+        let lines = &self.lines[from * self.per_bitmap..][..whole];
+        for (first, line) in (0..).step_by(WORDS_PER_LINE).zip(lines) {
+            // HINT and MOVED, as in `move_hints`.
+            let any = (0..WORDS_PER_LINE).fold(0, |any, i| any | line.word(i).load(Ordering::Acquire));
+            if any != 0
+                && let Some(moved) = (first..first + WORDS_PER_LINE).find_map(move_some)
+            {
+                return Some(moved);
+            }
+        }
+        (whole * WORDS_PER_LINE..self.words()).find_map(move_some)
     }
 
     /// Moves up to `STEAL_MAX` hints of one word. `None` if there is none.
