@@ -72,7 +72,7 @@ pub use link::{AsyncLink, AsyncPendingReply, AsyncRequest};
 pub use link::{AsyncTypedLink, AsyncTypedPendingReply, AsyncTypedRequest, AsyncTypedRequests};
 pub use link::{
     DEFAULT_DIR, DIR_VARIABLE, Link, LinkHost, LinkHostOffer, LinkOptions, Loan, Message, OwnedLoan,
-    OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, RecoveryStats, ReplyError, Request,
+    OwnedMessage, OwnedPendingReply, OwnedRequest, PendingReply, Probe, RecoveryStats, ReplyError, Request,
     SendError, SharedBytes, WaitOutcome, Waiter,
 };
 #[cfg(feature = "typed")]

@@ -145,6 +145,13 @@ impl Cell<'_> {
         word.store(other | u64::from(half) << shift, Ordering::Relaxed);
     }
 
+    /// Sets the ids, as [`pack`] returns them, and the lengths of MSG and DATA.
+    #[inline(always)]
+    pub(crate) fn describe(&self, ids: u64, (msg_len, data_len): (u32, u32)) {
+        self.0.word(IDS).store(ids, Ordering::Relaxed);
+        self.0.word(LENGTHS).store(u64::from(msg_len) << 32 | u64::from(data_len), Ordering::Relaxed);
+    }
+
     #[inline(always)]
     pub(crate) fn set_msg_id(&self, id: i32) {
         self.set_half(IDS, 32, id.cast_unsigned());

@@ -1,6 +1,7 @@
 //! Loans: messages being written, and sending them.
 
 use std::fmt;
+use std::ptr::NonNull;
 
 use super::Link;
 use super::core::{DataRef, pack};
@@ -117,17 +118,24 @@ impl Link {
     /// ```
     #[inline(always)]
     pub fn loan(&self) -> Result<Loan<'_>> {
+        self.loan_msg()?.ok_or_else(|| self.exhausted(PoolId::CpuMsg))
+    }
+
+    /// `None` if all MSG buffers are in use.
+    #[inline(always)]
+    fn loan_msg(&self) -> Result<Option<Loan<'_>>> {
         self.check_seated()?;
         let (cell, owner) = match self.endpoint.loan_msg() {
             Some(loaned) => loaned,
-            None => self
-                .loan_after_freeing(|| self.endpoint.loan_msg())?
-                .ok_or_else(|| self.exhausted(PoolId::CpuMsg))?,
+            None => match self.loan_after_freeing(|| self.endpoint.loan_msg())? {
+                Some(loaned) => loaned,
+                None => return Ok(None),
+            },
         };
         // The receiver was the last to access this line. Prefetched now, it arrives while the caller prepares its data.
         prefetch_exclusive_at(self.endpoint.msg_pool().buffer(cell).as_ptr());
         self.endpoint.cell(cell).clear();
-        Ok(Loan { link: self, cell, owner, data: DataRef::NONE })
+        Ok(Some(Loan { link: self, cell, owner, data: DataRef::NONE }))
     }
 
     /// Loans a MSG buffer with a DATA buffer of `pool`.
@@ -152,17 +160,84 @@ impl Link {
             return Err(Error::from(ErrorKind::MsgPool { link: self.link() }));
         }
         let mut loan = self.loan()?;
+        if self.attach_data(&mut loan, pool)? { Ok(loan) } else { Err(self.exhausted(pool)) }
+    }
+
+    /// Attaches a DATA buffer to a loan. Returns `false` if all are in use.
+    #[inline]
+    fn attach_data(&self, loan: &mut Loan<'_>, pool: PoolId) -> Result<bool> {
         let data = || self.endpoint.loan_data(pool, loan.cell, loan.owner);
         let index = match data() {
             Some(index) => index,
-            None if self.pool(pool).is_some() => {
-                self.loan_after_freeing(data)?.ok_or_else(|| self.exhausted(pool))?
-            }
+            None if self.pool(pool).is_some() => match self.loan_after_freeing(data)? {
+                Some(index) => index,
+                None => return Ok(false),
+            },
             None => return Err(self.exhausted(pool)),
         };
         loan.data = DataRef::new(pool, index);
         self.endpoint.cell(loan.cell).set_data(loan.data);
-        Ok(loan)
+        Ok(true)
+    }
+
+    /// As [`loan`](Self::loan), or [`loan_with`](Self::loan_with) the pool `data`. The inner error is the pool whose buffers
+    /// are all in use: for callers that poll, because [`Exhausted`](crate::ErrorKind::Exhausted) costs as much as the search
+    /// for a buffer.
+    ///
+    /// # Errors
+    /// As of the two, except `Exhausted`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// use shmesh::config::PoolId;
+    /// config.pools[PoolId::CpuData.index()].pool_len = 1;
+    /// # let link = options.create(&config)?;
+    /// let only = link.try_loan(Some(PoolId::CpuData))?;
+    /// assert!(only.is_ok());
+    /// assert_eq!(link.try_loan(Some(PoolId::CpuData))?.err(), Some(PoolId::CpuData));
+    /// assert!(link.try_loan(None)?.is_ok(), "there are more MSG buffers");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline(always)]
+    pub fn try_loan(&self, data: Option<PoolId>) -> Result<std::result::Result<Loan<'_>, PoolId>> {
+        if data == Some(PoolId::CpuMsg) {
+            return Err(Error::from(ErrorKind::MsgPool { link: self.link() }));
+        }
+        match (self.loan_msg()?, data) {
+            (None, _) => Ok(Err(PoolId::CpuMsg)),
+            (Some(loan), None) => Ok(Ok(loan)),
+            (Some(loan), Some(pool)) => self.try_with_data(loan, pool),
+        }
+    }
+
+    /// By value: a loan without DATA, whose address is never taken, stays in registers.
+    #[inline(never)]
+    fn try_with_data<'a>(
+        &self,
+        mut loan: Loan<'a>,
+        pool: PoolId,
+    ) -> Result<std::result::Result<Loan<'a>, PoolId>> {
+        Ok(if self.attach_data(&mut loan, pool)? { Ok(loan) } else { Err(pool) })
+    }
+
+    /// The index of the MSG buffer that begins at `address`; `None` if none does. Says nothing about who holds it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let link = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let (_other, mut loan) = (link.loan()?, link.loan()?);
+    /// let (index, start) = (loan.index(), loan.msg_start());
+    /// assert_eq!(link.msg_index_of(start.as_ptr()), Some(index));
+    /// assert_eq!(link.msg_index_of(start.as_ptr().wrapping_add(1)), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    #[inline]
+    pub fn msg_index_of(&self, address: *const u8) -> Option<u32> {
+        self.endpoint.msg_pool().bytes.index_of(address)
     }
 
     /// Sends up to [`INLINE_MAX_BYTES`] inside the ring's slot, without a pool: 48 bytes cross with one cache line, more
@@ -321,6 +396,49 @@ impl<'a> Loan<'a> {
         let fits = self.link.fits(PoolId::CpuMsg, pool.buf_size(), len)?;
         self.link.endpoint.cell(self.cell).set_msg_len(fits);
         Ok(bytes_mut(self, pool.buffer(self.cell), len))
+    }
+
+    /// The first byte of the MSG buffer. It may be written as long as the loan lives and is not lent otherwise.
+    #[must_use]
+    #[inline]
+    pub fn msg_start(&mut self) -> NonNull<u8> {
+        self.link.endpoint.msg_pool().buffer(self.cell)
+    }
+
+    /// Sets all fields of a message whose bytes are written already: faster than the methods for each. Without a DATA part,
+    /// `data_len` is ignored.
+    ///
+    /// # Errors
+    /// As [`resize_msg`](Self::resize_msg) and [`resize_data`](Self::resize_data); then no field has changed.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let phy = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// # let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// let mut loan = mac.loan()?;
+    /// loan.resize_msg(64)?.fill(7);
+    /// loan.describe(1, 2, 3, 0)?;
+    /// assert!(loan.describe(1, 2, 8193, 0).is_err(), "the buffers have 8192 bytes");
+    /// loan.send()?;
+    /// let message = phy.receive()?.expect("it was just sent");
+    /// assert_eq!((message.msg_id(), message.cell_id(), message.msg()), (1, 2, &[7; 3][..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline(always)]
+    pub fn describe(&mut self, msg_id: i32, cell_id: i32, msg_len: usize, data_len: usize) -> Result<()> {
+        let link = self.link;
+        link.check_seated()?;
+        let msg_len = link.fits(PoolId::CpuMsg, link.endpoint.msg_pool().buf_size(), msg_len)?;
+        let data_len = match self.data.parts() {
+            None => 0,
+            Some((pool, _)) => {
+                let Some(bytes) = link.core().pool(pool) else { return Err(link.beyond_the_cpu(pool)) };
+                link.fits(pool, bytes.buf_size(), data_len)?
+            }
+        };
+        link.endpoint.cell(self.cell).describe(pack(msg_id, cell_id), (msg_len, data_len));
+        Ok(())
     }
 
     /// Sets the length of the DATA part in bytes, and returns the bytes to write. The last successful call counts.
@@ -529,7 +647,7 @@ impl fmt::Debug for Loan<'_> {
 
 #[expect(unsafe_code, reason = "the bytes of a buffer that this loan holds exclusively")]
 #[inline]
-fn bytes_mut<'b>(_loan: &'b mut Loan<'_>, start: std::ptr::NonNull<u8>, len: usize) -> &'b mut [u8] {
+fn bytes_mut<'b>(_loan: &'b mut Loan<'_>, start: NonNull<u8>, len: usize) -> &'b mut [u8] {
     // SAFETY: `fits` checked `len` against the size of the buffer, which lies in memory that the link keeps mapped. The
     // owner word gives the buffer to this loan alone, the borrow of the loan makes the slice unique in this process, and
     // any bytes are valid.

@@ -22,6 +22,7 @@
 //! | `loan.rs` | [`Loan`]: a message being written; sending |
 //! | `message.rs` | [`Message`]: a received message |
 //! | `owned.rs` | [`OwnedMessage`] and [`OwnedLoan`], which do not borrow from the link |
+//! | `probe.rs` | [`Probe`]: looking for messages without the handle |
 //! | `reap.rs` | looking for dead participants |
 //! | `owned_request.rs` | [`OwnedPendingReply`] and [`OwnedRequest`], which do not borrow from the link |
 //! | `shared_bytes.rs` | [`SharedBytes`]: payload that another process may change |
@@ -60,6 +61,7 @@ mod monitor;
 mod open;
 mod owned;
 mod owned_request;
+mod probe;
 mod reap;
 mod recover;
 mod replies;
@@ -116,6 +118,7 @@ pub use message::Message;
 pub use open::{DEFAULT_DIR, DIR_VARIABLE, LinkOptions};
 pub use owned::{OwnedLoan, OwnedMessage};
 pub use owned_request::{OwnedPendingReply, OwnedRequest, ReplyError};
+pub use probe::Probe;
 pub use request::{PendingReply, Request};
 pub use shared_bytes::SharedBytes;
 #[cfg(feature = "typed")]

@@ -332,6 +332,14 @@ impl BufferMemory {
         // SAFETY: `Pool::place` checked that `len` strides fit in the memory.
         unsafe { self.start.add(index * self.stride) }
     }
+
+    /// The index of the buffer that begins at `address`.
+    #[inline]
+    pub(crate) fn index_of(&self, address: *const u8) -> Option<u32> {
+        let offset = address.addr().checked_sub(self.start.addr().get())?;
+        let index = offset / self.stride;
+        if index < self.len && index * self.stride == offset { u32::try_from(index).ok() } else { None }
+    }
 }
 
 impl Pool {

@@ -115,6 +115,18 @@ impl Mpmc {
         taken
     }
 
+    /// Whether there was no message at some time during this call. `false` says nothing: the messages at `head` may have been
+    /// received already.
+    #[inline]
+    pub(crate) fn is_empty_now(&self) -> bool {
+        let words = self.words.view();
+        // Relaxed, as nothing is read that depends on them. A message that was sent before this call is here or at a later
+        // position, and not before `tail` had passed this slot, which happens after it is published: so it is seen.
+        let position = words.control(HEAD).load(Ordering::Relaxed);
+        let (lap, _) = RingEntry::split(slot(words, position).load(Ordering::Relaxed));
+        lap.wrapping_add(1) == words.lap(position)
+    }
+
     /// Receives the message at `position`, unless it was received or is damaged, and moves `head` past it. Later messages
     /// stay. The caller has done this for every message before.
     pub(crate) fn pop_at<O: Owners>(&self, position: u64, owners: &O) -> Option<(RingEntry, O::Cell, u64)> {

@@ -1,9 +1,12 @@
 //! Rings whose positions wrap: more messages than slots, each received once, in order, with its bytes.
 
+use std::sync::Arc;
+
 use super::super::stage::{self, attach, leave, link, loan, receive_batch, send_inline, send_inline_of};
 use super::{Bytes, assert_all_free, consume, drain, explore, loan_and_write, receive, send, spawn, until};
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
+use crate::sync::{AtomicU64, Ordering};
 
 fn one_to_one(name: &str, capacity: u32, buffers: u32, count: i32, single: bool) {
     explore(name, Some(3), move || {
@@ -274,5 +277,38 @@ fn consumer_hands_its_role_over() {
         taker.join().unwrap();
         assert_eq!(receive(&second, &bytes), None);
         assert!(loan(&second).is_some());
+    });
+}
+
+/// A consumer that knows of a message finds the ring not empty, even if the producer of an earlier one has not moved `tail`.
+#[test]
+fn known_message_is_not_overlooked() {
+    explore("known_message_is_not_overlooked", Some(3), || {
+        let core = link(2, false, 2, 0);
+        let bytes = Bytes::new(2);
+        let (first, second, consumer) =
+            (attach(&core, Primary), attach(&core, Primary), attach(&core, Secondary));
+        let sent = Arc::new(AtomicU64::new(0));
+        let other = {
+            let bytes = bytes.clone();
+            spawn(move || send(&first, &bytes, 1))
+        };
+        let sender = {
+            let (bytes, sent) = (bytes.clone(), Arc::clone(&sent));
+            spawn(move || {
+                send(&second, &bytes, 2);
+                sent.store(1, Ordering::Release);
+            })
+        };
+        let crate::ring::Ring::Mpmc(ring) = &consumer.incoming else { unreachable!() };
+        let is_known = sent.load(Ordering::Acquire) == 1;
+        assert!(!ring.is_empty_now() || !is_known);
+        let received = receive(&consumer, &bytes);
+        assert!(received.is_some() || !is_known);
+        other.join().unwrap();
+        sender.join().unwrap();
+        let all = received.into_iter().chain(drain(&consumer, &bytes));
+        assert_eq!(all.sum::<i32>(), 3);
+        assert!(ring.is_empty_now());
     });
 }
