@@ -140,6 +140,7 @@ pub(crate) struct CallerMessage {
 }
 
 /// The pool of a DATA part. NVIPC treats invalid numbers as "no DATA"; numbers that are too large only when it allocates.
+#[inline(always)]
 pub(crate) fn pool_of(id: i32) -> Option<PoolId> {
     PoolId::from_index(u32::try_from(id).ok()?).filter(|&pool| pool != PoolId::CpuMsg)
 }
@@ -162,23 +163,37 @@ pub(crate) fn described(fields: Fields, buffers: Buffers) -> nv_ipc_msg_t {
     }
 }
 
+#[inline(always)]
 fn known_pool(id: i32) -> Result<Option<PoolId>, Failure> {
     if id >= 0 && u32::try_from(id).ok().and_then(PoolId::from_index).is_none() {
-        return Err(Failure::Refused(format!(
-            "data_pool {id} does not exist; give 1 to 4, or 0 or -1 for no DATA"
-        )));
+        return Err(unknown_pool(id));
     }
     Ok(pool_of(id))
 }
 
+#[cold]
+fn unknown_pool(id: i32) -> Failure {
+    Failure::Refused(format!("data_pool {id} does not exist; give 1 to 4, or 0 or -1 for no DATA"))
+}
+
+#[inline(always)]
 fn length(what: &str, len: i32) -> Result<u32, Failure> {
-    u32::try_from(len)
-        .map_err(|_| Failure::Refused(format!("{what} is {len}; set it to the number of bytes, 0 or more")))
+    u32::try_from(len).map_err(|_| negative(what, len))
+}
+
+#[cold]
+fn negative(what: &str, len: i32) -> Failure {
+    Failure::Refused(format!("{what} is {len}; set it to the number of bytes, 0 or more"))
 }
 
 impl CallerMessage {
+    /// Inline, as are the functions of backends that get or return its parts: fields that are stored one by one, and soon after
+    /// loaded together as a part of a structure, are not forwarded from the store buffer of the processor. That load takes as
+    /// long as half of the call.
+    ///
     /// # Safety
     /// `msg` is NULL or points to a message.
+    #[inline(always)]
     pub(crate) unsafe fn read(msg: *const nv_ipc_msg_t) -> Result<Self, Failure> {
         // SAFETY: guaranteed by the caller.
         let given = unsafe { msg.as_ref() }.ok_or_else(|| null("msg"))?;

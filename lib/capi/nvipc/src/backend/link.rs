@@ -1,22 +1,22 @@
 //! The backend for links in shmesh's own layout.
 //!
 //! A handle on a link belongs to one thread at a time, and loans and messages borrow from it. So one handle is behind a
-//! lock, together with the loans and messages that the application holds, by address of their MSG part. A thread that
-//! sleeps uses a handle of its own, without the lock.
+//! lock, together with the loans and messages that the application holds, which it names by address of their MSG part. A
+//! thread that sleeps uses a handle of its own, without the lock, and a poll that finds no message takes no lock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::io::{PipeReader, PipeWriter, Write};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use shmesh::device::PageLocked;
-use shmesh::{Error, ErrorKind, Link, Loan, Message, SendError};
+use shmesh::{Error, ErrorKind, Link, Loan, Message, Probe, SendError};
 use shmesh_sys::cancel::Uncancelled;
+use shmesh_sys::time;
 
 use super::device::{self, DevicePoolMemory, DevicePools, Maker};
 use super::{
@@ -71,6 +71,9 @@ pub struct LinkBackend {
     /// Host pools that are page-locked for the GPU.
     locked: Vec<PageLocked>,
     endpoint: Mutex<Option<Endpoint>>,
+    /// Whether there is no message in the ring, and the number of messages in [`Endpoint::looped`].
+    probe: Probe,
+    looped: AtomicUsize,
     /// Handles for threads that sleep, one per thread. Unused handles are kept here.
     sleepers: Mutex<Vec<Link>>,
     /// Number of threads that sleep; `all_up` is notified when it drops to 0.
@@ -110,16 +113,19 @@ impl Drop for Asleep {
 /// The part that the lock guards.
 #[derive(Debug)]
 struct Endpoint {
-    /// Declared before `link`, because they borrow from it. An entry stays when its message is gone, as the address will be
-    /// used again.
-    held: HashMap<usize, Option<HeldItem>, BuildHasherDefault<AddressHasher>>,
-    /// Messages sent to this endpoint itself: addresses of [`HeldItem::Looped`], oldest first.
-    looped: VecDeque<usize>,
+    /// Declared before `link`, because they borrow from it: what is in MSG buffers, by index.
+    held: Box<[Option<HeldItem>]>,
+    /// Inline messages, by address. Only programs that do not use this interface send them. An entry stays when its message is
+    /// gone, as the address will be used again.
+    held_inline: BTreeMap<usize, Option<HeldItem>>,
+    /// Messages sent to this endpoint itself: indices of [`HeldItem::Looped`], oldest first.
+    looped: VecDeque<u32>,
     armed: bool,
     /// Posts from before the descriptor existed that no call has consumed.
     early: u32,
     late: LateSignals,
-    searched: Option<Instant>,
+    /// The [uptime](time::coarse_uptime) of the last recovery.
+    searched: Option<Duration>,
     link: PinnedLink,
 }
 
@@ -159,27 +165,6 @@ impl Drop for PinnedLink {
     }
 }
 
-/// Addresses differ in some bits in the middle. A multiplication spreads them to both ends.
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_usize(usize::from(*byte));
-        }
-    }
-
-    fn write_usize(&mut self, address: usize) {
-        let mixed = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
-    }
-}
-
 impl LinkBackend {
     /// Wraps `link` and opens its device pools. Page-locks the host pools for GPU `gpu`, or for the GPU of the device pools,
     /// or not at all if both are below 0.
@@ -206,8 +191,11 @@ impl LinkBackend {
             name: link.name().to_owned(),
             devices,
             locked,
+            probe: link.probe(),
+            looped: AtomicUsize::new(0),
             endpoint: Mutex::new(Some(Endpoint {
-                held: HashMap::with_capacity_and_hasher(msg_buffers, BuildHasherDefault::default()),
+                held: (0..msg_buffers).map(|_| None).collect(),
+                held_inline: BTreeMap::new(),
                 looped: VecDeque::new(),
                 armed: false,
                 early: 0,
@@ -228,7 +216,7 @@ impl LinkBackend {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Endpoint>> {
-        // Values are moved in and out as a whole, so a panic leaves the map consistent.
+        // Values are moved in and out as a whole, so a panic leaves the endpoint consistent.
         self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,6 +225,23 @@ impl LinkBackend {
             Some(endpoint) => act(endpoint),
             None => Err(self.was_closed()),
         }
+    }
+
+    /// Where the loan or message at `msg` is kept, if the application holds it and it has this DATA part.
+    #[inline(always)]
+    fn place_of_ours<'a>(
+        &self,
+        endpoint: &'a mut Endpoint,
+        msg: NonNull<u8>,
+        data: Option<NonNull<u8>>,
+        pool: Option<PoolId>,
+    ) -> Result<&'a mut Option<HeldItem>> {
+        let Some(place) = endpoint.place(msg) else { return Err(self.foreign(msg)) };
+        let agrees = match place {
+            None | Some(HeldItem::Looped(..)) => return Err(self.foreign(msg)),
+            Some(held) => held.agrees(&self.devices, data, pool),
+        };
+        if agrees { Ok(place) } else { Err(self.foreign_data(msg)) }
     }
 
     #[cold]
@@ -260,10 +265,6 @@ impl LinkBackend {
             self.name
         ))
     }
-}
-
-fn key(address: NonNull<u8>) -> usize {
-    address.as_ptr().addr()
 }
 
 /// The address of bytes that may be an empty slice.
@@ -313,6 +314,23 @@ fn received_data(
     match device_of(devices, pool) {
         None => Ok(Some(first(message.data()))),
         Some(device) => device.data(message),
+    }
+}
+
+/// Describes a message with its DATA part.
+#[inline(always)]
+fn received(message: &Message<'_>, data: Option<NonNull<u8>>) -> ReceivedMessage {
+    // A part is not longer than its buffer, which is shorter than 2 GiB.
+    let len = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+    ReceivedMessage {
+        fields: Fields {
+            msg_id: message.msg_id(),
+            cell_id: message.cell_id(),
+            msg_len: len(message.msg().len()),
+            data_len: len(message.data_len()),
+            data_pool: message.data_pool(),
+        },
+        buffers: Buffers { msg: first(message.msg()), data },
     }
 }
 
@@ -367,42 +385,51 @@ impl Endpoint {
         self.link.get()
     }
 
+    #[inline(always)]
     fn loan(&mut self, data: Option<PoolId>) -> Result<Loan<'static>> {
-        let link = self.link();
-        let take = || match data {
-            None => link.loan(),
-            Some(pool) => link.loan_with(pool),
-        };
-        match take() {
-            Ok(loan) => Ok(loan),
-            Err(error) if matches!(error.kind(), ErrorKind::Exhausted { .. }) => {
-                // Dead participants may hold the missing buffers, and there may be no other process to recover them.
-                let now = Instant::now();
-                if self.searched.is_some_and(|before| now.duration_since(before) < SEARCH) {
-                    return Err(failed(&error));
-                }
-                let _uncancelled = Uncancelled::new();
-                self.searched = Some(now);
-                if link.recover().is_ok_and(|done| done.participants > 0) {
-                    return take().map_err(|error| failed(&error));
-                }
-                Err(failed(&error))
-            }
+        match self.link().try_loan(data) {
+            Ok(Ok(loan)) => Ok(loan),
+            Ok(Err(empty)) => self.loan_of_the_dead(data, empty),
             Err(error) => Err(failed(&error)),
         }
     }
 
-    #[inline]
-    fn keep(&mut self, msg: NonNull<u8>, held: HeldItem) {
-        match self.held.get_mut(&key(msg)) {
-            Some(place) => *place = Some(held),
-            None => drop(self.held.insert(key(msg), Some(held))),
+    /// Recovers what dead participants held, because there may be no other process to do it.
+    #[cold]
+    fn loan_of_the_dead(&mut self, data: Option<PoolId>, empty: PoolId) -> Result<Loan<'static>> {
+        let link = self.link();
+        let exhausted = |empty| Failure::Exhausted(empty, link.pool(empty).map_or(0, |(_, len)| len));
+        let now = time::coarse_uptime().ok();
+        if self.searched.zip(now).is_some_and(|(before, now)| now.saturating_sub(before) < SEARCH) {
+            return Err(exhausted(empty));
+        }
+        let _uncancelled = Uncancelled::new();
+        self.searched = now;
+        if !link.recover().is_ok_and(|done| done.participants > 0) {
+            return Err(exhausted(empty));
+        }
+        link.try_loan(data).map_err(|error| failed(&error))?.map_err(exhausted)
+    }
+
+    /// Where the loan or message at `msg` is kept; `None` if none was ever kept there.
+    #[inline(always)]
+    fn place(&mut self, msg: NonNull<u8>) -> Option<&mut Option<HeldItem>> {
+        match self.link().msg_index_of(msg.as_ptr()) {
+            Some(index) => self.held.get_mut(index as usize),
+            None => self.held_inline.get_mut(&msg.as_ptr().addr()),
         }
     }
 
-    #[inline]
-    fn give_up(&mut self, address: usize) -> Option<HeldItem> {
-        self.held.get_mut(&address)?.take()
+    #[inline(always)]
+    fn keep(&mut self, msg: NonNull<u8>, held: HeldItem) {
+        match self.place(msg) {
+            Some(place) => *place = Some(held),
+            None => drop(self.held_inline.insert(msg.as_ptr().addr(), Some(held))),
+        }
+    }
+
+    fn give_up(&mut self, msg: NonNull<u8>) -> Option<HeldItem> {
+        self.place(msg)?.take()
     }
 
     /// Copies a message into a loan, because NVIPC's applications may send what they received.
@@ -458,12 +485,24 @@ fn failed_copy(link: &str, why: &str) -> Failure {
 }
 
 /// Sets the fields of a loan from the caller's message.
-fn fill(loan: &mut Loan<'static>, fields: Fields, devices: &DevicePools) -> std::result::Result<(), Error> {
-    loan.resize_msg(fields.msg_len as usize)?;
-    match loan.data_pool().map(|pool| device_of(devices, pool)) {
-        None => Ok(()),
-        Some(None) => loan.resize_data(data_len(fields)).map(|_| ()),
-        Some(Some(device)) => device.resize_data(loan, data_len(fields)).map(|_| ()),
+#[inline(always)]
+fn filled(
+    mut loan: Loan<'static>,
+    fields: Fields,
+    devices: &DevicePools,
+) -> std::result::Result<Loan<'static>, SendError<'static>> {
+    let Fields { msg_id, cell_id, .. } = fields;
+    let (msg_len, data_len) = (fields.msg_len as usize, data_len(fields));
+    let Some(device) = loan.data_pool().and_then(|pool| device_of(devices, pool)) else {
+        return match loan.describe(msg_id, cell_id, msg_len, data_len) {
+            Ok(()) => Ok(loan),
+            Err(error) => Err(SendError { loan, error }),
+        };
+    };
+    let resized = loan.resize_msg(msg_len).map(|_| ()).and_then(|()| device.resize_data(&mut loan, data_len));
+    match resized {
+        Ok(_) => Ok(loan.with_msg_id(msg_id).with_cell_id(cell_id)),
+        Err(error) => Err(SendError { loan, error }),
     }
 }
 
@@ -479,7 +518,14 @@ impl Backend for LinkBackend {
     fn allocate(&self, data: Option<PoolId>) -> Result<Buffers> {
         self.with(|endpoint| {
             let mut loan = endpoint.loan(data)?;
-            let msg = NonNull::from(loan.resize_msg(0).map_err(|error| failed(&error))?).cast();
+            let msg = loan.msg_start();
+            // On its own: a value stays in registers if no path takes its address.
+            if loan.data_pool().is_none() {
+                let place = &mut endpoint.held[loan.index() as usize];
+                *place = Some(HeldItem::Loan(loan));
+                return Ok(Buffers { msg, data: None });
+            }
+            let mut loan = loan;
             let data = data_of(&mut loan, &self.devices);
             endpoint.keep(msg, HeldItem::Loan(loan));
             Ok(Buffers { msg, data })
@@ -488,64 +534,56 @@ impl Backend for LinkBackend {
 
     fn send(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
         self.with(|endpoint| {
-            let Some(mut held) = endpoint.give_up(key(msg)) else { return Err(self.foreign(msg)) };
-            let agrees = held.agrees(&self.devices, data, fields.data_pool);
-            let (loan, source) = match held {
-                HeldItem::Loan(mut loan) if agrees => match fill(&mut loan, fields, &self.devices) {
-                    Ok(()) => (loan, None),
-                    Err(error) => {
-                        endpoint.keep(msg, HeldItem::Loan(loan));
-                        return Err(failed(&error));
+            let place = self.place_of_ours(endpoint, msg, data, fields.data_pool)?;
+            let (loan, message) = match place.take() {
+                Some(HeldItem::Loan(loan)) => {
+                    let loan = match filled(loan, fields, &self.devices) {
+                        Ok(loan) => loan,
+                        Err(SendError { loan, error }) => {
+                            *place = Some(HeldItem::Loan(loan));
+                            return Err(failed(&error));
+                        }
+                    };
+                    return loan.send().map_err(|SendError { loan, error }| {
+                        // If the participant was evicted, the message is gone and the loan is empty.
+                        if !matches!(error.kind(), ErrorKind::Evicted { .. }) {
+                            *place = Some(HeldItem::Loan(loan));
+                        }
+                        failed(&error)
+                    });
+                }
+                Some(HeldItem::Message(message)) => match endpoint.copied(&message, fields, &self.devices) {
+                    Ok(loan) => (loan.with_msg_id(fields.msg_id).with_cell_id(fields.cell_id), message),
+                    Err(failure) => {
+                        endpoint.keep(msg, HeldItem::Message(message));
+                        return Err(failure);
                     }
                 },
-                HeldItem::Message(message) if agrees => {
-                    match endpoint.copied(&message, fields, &self.devices) {
-                        Ok(loan) => (loan, Some(message)),
-                        Err(failure) => {
-                            endpoint.keep(msg, HeldItem::Message(message));
-                            return Err(failure);
-                        }
-                    }
-                }
-                looped @ HeldItem::Looped(..) => {
-                    endpoint.keep(msg, looped);
-                    return Err(self.foreign(msg));
-                }
-                held => {
-                    endpoint.keep(msg, held);
-                    return Err(self.foreign_data(msg));
-                }
+                None | Some(HeldItem::Looped(..)) => unreachable!("refused above"),
             };
-            let sent = loan.with_msg_id(fields.msg_id).with_cell_id(fields.cell_id).send();
-            sent.map_err(|SendError { loan, error }| {
-                // The copy is discarded and the message kept. If the participant was evicted, the message is gone and the
-                // loan is empty.
-                let still = match source {
-                    Some(message) => Some(HeldItem::Message(message)),
-                    None if matches!(error.kind(), ErrorKind::Evicted { .. }) => None,
-                    None => Some(HeldItem::Loan(loan)),
-                };
-                if let Some(still) = still {
-                    endpoint.keep(msg, still);
-                }
+            loan.send().map_err(|SendError { error, .. }| {
+                // The copy is discarded and the message kept.
+                endpoint.keep(msg, HeldItem::Message(message));
                 failed(&error)
             })
         })
     }
 
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()> {
-        self.with(|endpoint| match endpoint.give_up(key(msg)) {
-            Some(HeldItem::Loan(mut loan)) => {
-                let filled = fill(&mut loan, fields, &self.devices).map_err(|error| failed(&error));
-                let mut held = HeldItem::Loan(loan);
-                let refused = match filled {
-                    Ok(()) if held.agrees(&self.devices, data, fields.data_pool) => None,
-                    Ok(()) => Some(self.foreign_data(msg)),
-                    Err(failure) => Some(failure),
+        self.with(|endpoint| match endpoint.give_up(msg) {
+            Some(HeldItem::Loan(loan)) => {
+                let (refused, loan) = match filled(loan, fields, &self.devices) {
+                    Ok(loan) => {
+                        let mut held = HeldItem::Loan(loan);
+                        let agrees = held.agrees(&self.devices, data, fields.data_pool);
+                        ((!agrees).then(|| self.foreign_data(msg)), held)
+                    }
+                    Err(SendError { loan, error }) => (Some(failed(&error)), HeldItem::Loan(loan)),
                 };
-                match (refused, held) {
+                match (refused, loan) {
                     (None, HeldItem::Loan(loan)) => {
-                        endpoint.looped.push_back(key(msg));
+                        endpoint.looped.push_back(loan.index());
+                        self.looped.store(endpoint.looped.len(), Ordering::Relaxed);
                         endpoint.keep(msg, HeldItem::Looped(loan, fields));
                         Ok(())
                     }
@@ -564,9 +602,21 @@ impl Backend for LinkBackend {
     }
 
     fn receive(&self) -> Result<Option<ReceivedMessage>> {
+        // Without the lock, for programs that poll. Relaxed, as for the ring: a call after a send to this endpoint itself sees
+        // the count.
+        if self.looped.load(Ordering::Relaxed) == 0
+            && self.probe.is_empty()
+            && !self.closed.load(Ordering::Acquire)
+        {
+            return Ok(None);
+        }
         self.with(|endpoint| {
-            if let Some(at) = endpoint.looped.pop_front()
-                && let Some(HeldItem::Looped(mut loan, mut fields)) = endpoint.give_up(at)
+            let looped = endpoint.looped.pop_front();
+            if looped.is_some() {
+                self.looped.store(endpoint.looped.len(), Ordering::Relaxed);
+            }
+            if let Some(index) = looped
+                && let Some(HeldItem::Looped(mut loan, mut fields)) = endpoint.held[index as usize].take()
             {
                 let msg = NonNull::from(loan.resize_msg(0).map_err(|error| failed(&error))?).cast();
                 let buffers = Buffers { msg, data: data_of(&mut loan, &self.devices) };
@@ -580,41 +630,24 @@ impl Backend for LinkBackend {
                 Ok(None) => return Ok(None),
                 Err(error) => return Err(failed(&error)),
             };
-            let data_pool = message.data_pool();
-            // A part is not longer than its buffer, which is shorter than 2 GiB.
-            let len = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let received = ReceivedMessage {
-                fields: Fields {
-                    msg_id: message.msg_id(),
-                    cell_id: message.cell_id(),
-                    msg_len: len(message.msg()),
-                    data_len: u32::try_from(message.data_len()).unwrap_or(u32::MAX),
-                    data_pool,
-                },
-                buffers: Buffers {
-                    msg: first(message.msg()),
-                    data: received_data(&message, &self.devices).map_err(|error| failed(&error))?,
-                },
-            };
+            // On its own, as in `allocate`.
+            if message.data_pool().is_none() {
+                let received = received(&message, None);
+                endpoint.keep(received.buffers.msg, HeldItem::Message(message));
+                return Ok(Some(received));
+            }
+            let message = message;
+            let data = received_data(&message, &self.devices).map_err(|error| failed(&error))?;
+            let received = received(&message, data);
             endpoint.keep(received.buffers.msg, HeldItem::Message(message));
             Ok(Some(received))
         })
     }
 
     fn release(&self, msg: NonNull<u8>, data: Option<NonNull<u8>>, pool: Option<PoolId>) -> Result<()> {
-        self.with(|endpoint| match endpoint.give_up(key(msg)) {
-            None => Err(self.foreign(msg)),
-            Some(looped @ HeldItem::Looped(..)) => {
-                endpoint.keep(msg, looped);
-                Err(self.foreign(msg))
-            }
-            Some(mut held) => {
-                if held.agrees(&self.devices, data, pool) {
-                    return Ok(());
-                }
-                endpoint.keep(msg, held);
-                Err(self.foreign_data(msg))
-            }
+        self.with(|endpoint| {
+            *self.place_of_ours(endpoint, msg, data, pool)? = None;
+            Ok(())
         })
     }
 
@@ -629,7 +662,7 @@ impl Backend for LinkBackend {
         data: Option<NonNull<u8>>,
     ) -> Result<Option<CopiedMessage>> {
         self.with(|endpoint| {
-            let Some(held) = endpoint.held.get_mut(&key(msg)).and_then(Option::as_mut) else {
+            let Some(held) = endpoint.place(msg).and_then(Option::as_mut) else {
                 return Err(self.foreign(msg));
             };
             if !held.agrees(&self.devices, data, fields.data_pool) {
