@@ -168,6 +168,23 @@ impl Instance {
         }
     }
 
+    /// Whether the instance, which this thread has called before, is open and has no message. `false` says nothing.
+    #[inline(always)]
+    pub(crate) fn is_known_empty(ipc: *const nv_ipc_t) -> bool {
+        let is_empty = CALLED.try_with(|called| {
+            let Ok(kept) = called[kept_at(ipc)].try_borrow() else { return false };
+            let Some((instance, turn, open)) = kept.as_ref() else { return false };
+            let is_empty = std::ptr::eq(*instance, ipc.cast())
+                && instance.turn.load(Acquire) == *turn
+                && open.backend.is_known_empty();
+            if is_empty {
+                open.idle.found_nothing();
+            }
+            is_empty
+        });
+        is_empty.unwrap_or(false)
+    }
+
     /// As [`call`](Self::call), for the first call of a thread, or a call that fails.
     #[cold]
     fn first_call<T>(ipc: *const nv_ipc_t, act: impl FnOnce(Lookup<'_>) -> T) -> T {

@@ -601,15 +601,14 @@ impl Backend for LinkBackend {
         })
     }
 
-    fn receive(&self) -> Result<Option<ReceivedMessage>> {
-        // Without the lock, for programs that poll. Relaxed, as for the ring: a call after a send to this endpoint itself sees
-        // the count.
-        if self.looped.load(Ordering::Relaxed) == 0
+    /// Relaxed, as in the probe: a call after a send to this endpoint itself sees the count.
+    fn is_known_empty(&self) -> bool {
+        self.looped.load(Ordering::Relaxed) == 0
             && self.probe.is_empty()
             && !self.closed.load(Ordering::Acquire)
-        {
-            return Ok(None);
-        }
+    }
+
+    fn receive(&self) -> Result<Option<ReceivedMessage>> {
         self.with(|endpoint| {
             let looped = endpoint.looped.pop_front();
             if looped.is_some() {

@@ -151,6 +151,12 @@ pub trait Backend: Send + Sync + Debug {
     /// As [`send`](Self::send).
     fn send_loopback(&self, fields: Fields, msg: NonNull<u8>, data: Option<NonNull<u8>>) -> Result<()>;
 
+    /// Whether [`receive`](Self::receive) would have returned `None` at some time during this call. Takes no lock and does not
+    /// panic. `false` says nothing.
+    fn is_known_empty(&self) -> bool {
+        false
+    }
+
     /// Receives the oldest message, if there is one. Never waits.
     ///
     /// # Errors
