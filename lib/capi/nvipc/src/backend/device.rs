@@ -91,6 +91,35 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
     of_host.filter_map(lock).collect()
 }
 
+/// Watches the primary that is to allocate device memory.
+struct PrimaryWatch<'a> {
+    link: &'a Link,
+    was_here: bool,
+}
+
+impl PrimaryWatch<'_> {
+    /// Returns an error if waiting for the memory of `pool` is pointless.
+    fn check(&mut self, pool: PoolId, maker: Maker) -> Result<()> {
+        let name = self.link.name();
+        if let Maker::Other(Some(deadline)) = maker
+            && Instant::now() >= deadline
+        {
+            return Err(Failure::Refused(format!(
+                "link {name}: its primary has not allocated the device memory of pool {pool}; start the primary first"
+            )));
+        }
+        let is_here = self.link.participants().any(|other| other.word.side() == Side::Primary);
+        if self.was_here && !is_here {
+            return Err(Failure::PrimaryLeft(format!(
+                "link {name}: its primary ended before it allocated the device memory of pool {pool}: look for the reason in its log, and \
+                 start it again"
+            )));
+        }
+        self.was_here = is_here;
+        Ok(())
+    }
+}
+
 impl DevicePoolMemory {
     /// Opens the memory of a pool: the existing one, or what `maker` creates.
     fn open(link: &Link, pool: PoolId, maker: Maker, wait: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
@@ -115,26 +144,12 @@ impl DevicePoolMemory {
     /// Opens the memory of all device pools that the link has.
     pub(super) fn all(link: &Link, maker: Maker) -> Result<DevicePools> {
         let mut pools = [const { None }; PoolId::COUNT];
-        let mut primary_was_here = false;
+        let mut primary = PrimaryWatch { link, was_here: false };
         for pool in PoolId::ALL.into_iter().filter(|&pool| pool.is_device() && link.pool(pool).is_some()) {
-            let mut wait = || match maker {
-                Maker::Other(Some(deadline)) if Instant::now() >= deadline => Err(Failure::Refused(format!(
-                    "link {}: its primary has not allocated the device memory of pool {pool}; start the primary first",
-                    link.name()
-                ))),
-                _ => {
-                    let is_here = link.participants().any(|other| other.word.side() == Side::Primary);
-                    if primary_was_here && !is_here {
-                        return Err(Failure::PrimaryLeft(format!(
-                            "link {}: its primary ended before it allocated the device memory of pool {pool}: look for the reason in its log, and \
-                             start it again",
-                            link.name()
-                        )));
-                    }
-                    primary_was_here = is_here;
-                    std::thread::sleep(LOOK);
-                    Ok(())
-                }
+            let mut wait = || {
+                primary.check(pool, maker)?;
+                std::thread::sleep(LOOK);
+                Ok(())
             };
             pools[pool.index()] = Some(Self::open(link, pool, maker, &mut wait)?);
         }
@@ -187,5 +202,35 @@ impl DevicePoolMemory {
             Self::Cuda(pool) => pool.at(to, from.len())?.copy_to_device(0, from),
             Self::Host(pool) => pool.at(to, from.len())?.copy_to_device(0, from),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shmesh::LinkOptions;
+    use shmesh::config::LinkConfig;
+
+    use super::*;
+
+    #[test]
+    fn secondary_reports_primary_that_ended_before_it_allocated_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let config = LinkConfig::new("link".parse().unwrap());
+        let primary = options.create(&config).unwrap();
+        let link = options.attach("link", Side::Secondary).unwrap();
+        let mut watch = PrimaryWatch { link: &link, was_here: false };
+        let mut check = || watch.check(PoolId::CudaData, Maker::Other(None));
+        check().unwrap();
+        drop(primary);
+        let failure = check().unwrap_err();
+        assert!(matches!(failure, Failure::PrimaryLeft(_)), "{failure}");
+        let text = failure.to_string();
+        assert!(text.starts_with("link link: its primary ended") && text.contains("cuda_data"), "{text}");
+        // A primary that is not there yet is waited for, until the limit.
+        let mut watch = PrimaryWatch { link: &link, was_here: false };
+        watch.check(PoolId::CudaData, Maker::Other(None)).unwrap();
+        let failure = watch.check(PoolId::CudaData, Maker::Other(Some(Instant::now()))).unwrap_err();
+        assert!(failure.to_string().contains("start the primary first"), "{failure}");
     }
 }
