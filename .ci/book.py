@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?:\]\(|^\[[^\]]+\]: )([^)#\s]+)", re.MULTILINE)
 # Without its server. It runs for seconds, so it is not optimised: that compiles in a third of the time.
-INSTALL = "cargo install --debug --locked --version 0.5.4 mdbook --no-default-features --features search".split()
+VERSION = "0.5.4"
+INSTALL = f"cargo install --debug --locked --version {VERSION} mdbook --no-default-features --features search --root".split()
 
 
 def documents():
@@ -81,6 +82,18 @@ def broken_links(site):
                 yield f"{file.relative_to(site)}: {link}"
 
 
+def mdbook():
+    """The path of mdBook, in this version. Installs it below target/ if it is missing."""
+    place = ROOT / "target/mdbook"
+    ours = place / "bin/mdbook"
+    for program in ("mdbook", ours):
+        found = shutil.which(program)
+        if found and VERSION in subprocess.run([found, "--version"], capture_output=True, text=True).stdout:
+            return found
+    subprocess.run([*INSTALL, place], check=True)
+    return ours
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -88,14 +101,13 @@ def main():
     place = out.with_name(out.name + ".src")
     for folder in (out, place):
         shutil.rmtree(folder, ignore_errors=True)
+    count = len(documents())
     missing = arrange(place / "src")
     shutil.copyfile(ROOT / "docs/book.toml", place / "book.toml")
-    if not shutil.which("mdbook"):
-        subprocess.run(INSTALL, check=True)
-    subprocess.run(["mdbook", "build", "--dest-dir", out, place], check=True)
+    subprocess.run([mdbook(), "build", "--dest-dir", out, place], check=True)
     wrong = [f"docs/SUMMARY.md: {name} is not in it" for name in sorted(missing)]
     wrong += broken_links(out)
-    print("\n".join(wrong) or f"{len(documents())} documents, all links resolve: {out / 'index.html'}")
+    print("\n".join(wrong) or f"{count} documents, all links resolve: {out / 'index.html'}")
     return 1 if wrong else 0
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests of book.py: which documents and links it reports. mdBook itself is not needed."""
 
+import os
 import subprocess
 import tempfile
 import unittest
@@ -24,6 +25,10 @@ class Arrange(unittest.TestCase):
         }.items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
+        # A git hook sets variables that name its own repository.
+        for name in [name for name in os.environ if name.startswith("GIT_")]:
+            self.enterContext(mock.patch.dict(os.environ))
+            del os.environ[name]
         subprocess.run(["git", "init", "--quiet", self.root], check=True)
         self.enterContext(mock.patch.object(book, "ROOT", self.root))
         self.src = self.root.parent / "src"

@@ -43,7 +43,7 @@ WHO = re.compile(
 )
 PRONOUN = re.compile(r"\b(?:some|no|any|every)body\b|\b(?:some|any|every)one\b", re.IGNORECASE)
 TEST_NAME = re.compile(r"^(?:an?|the|it|who|whoever|whom|whose|what)_|(?:some|no|any|every)body|(?:^|_)(?:is|are)_none$|seldom")
-TEST = re.compile(r"#\[(?:\w+::)?test\b[^\n]*\]\s+(?:#\[(?:[^\]]|\][^\n])*\]\s+)*(?:async )?fn (\w+)|^ *def test_(\w+)", re.MULTILINE)
+TEST = re.compile(r"#\[(?:\w+::)?test\b[^\n]*\]\s+(?:#\[(?:[^\]]|\][^\n])*\]\s+)*(?:async )?fn (\w+)|^ *(?:async )?def test_(\w+)", re.MULTILINE)
 # Comments and characters are matched so that quotes in them begin no string.
 LITERAL = re.compile(
     r"//[^\n]*|'(?:[^'\\\n]|\\[^u\n])'|\br(#*)\"(?P<raw>.*?)\"\1|\"(?P<plain>(?:[^\"\\]|\\.)*)\"", re.DOTALL

@@ -297,14 +297,14 @@ pub enum ErrorKind {
         /// The number of buffers in it.
         len: u32,
     },
-    /// All inline cells of the link are in use.
+    /// All slots for inline messages are in use.
     #[error(
         "link {link}: all {len} slots for inline messages are queued or borrowed by a receiver; receive some messages, or raise the ring's len"
     )]
     InlineExhausted {
         /// Name of the link.
         link: Arc<str>,
-        /// The number of inline cells.
+        /// The number of these slots.
         len: u32,
     },
     /// The ring has no free slot.
@@ -616,7 +616,7 @@ pub enum ErrorKind {
         what: &'static str,
     },
     /// The link has no broker, or its broker has ended.
-    #[error("link {link}: no broker listens at {}; start a sidecar, or connect again", path.display())]
+    #[error("link {link}: no broker listens at {path}; start a sidecar, or connect again", path = .path.display())]
     NoBroker {
         /// Name of the link.
         link: Arc<str>,
@@ -651,8 +651,8 @@ pub enum ErrorKind {
     },
     /// Other processes still import the memory.
     #[error(
-        "link {link}: {}; wait until they have closed it, or force the release",
-        still_imported(importers)
+        "link {link}: {importers}; wait until they have closed it, or force the release",
+        importers = still_imported(.importers)
     )]
     Busy {
         /// Name of the link.

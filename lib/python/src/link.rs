@@ -276,7 +276,7 @@ impl Link {
         directory: PathBuf,
         side: &str,
         config: Option<&str>,
-        config_path: Option<&str>,
+        config_path: Option<PathBuf>,
         timeout: f64,
         allow_second_primary: bool,
         fresh: bool,
@@ -288,7 +288,7 @@ impl Link {
             None => attach(py, &options, name, side, duration_of(timeout)?)?,
             Some(text) => {
                 let loaded = from_yaml(text).map_err(|wrong| match config_path {
-                    Some(path) => error("Invalid", wrong.shown_in(path, text)),
+                    Some(path) => error("Invalid", wrong.shown_in(&path.display().to_string(), text)),
                     None => of_link(ErrorKind::Config(wrong).into()),
                 })?;
                 let names: Vec<_> = loaded.links.iter().map(|link| link.name.to_string()).collect();

@@ -17,7 +17,7 @@ import shmesh
 
 
 def is_ready() -> bool:
-    """A client that connects in the first moments of a sidecar may stay unidentified for the whole connection."""
+    """Whether a sidecar serves the link, and knows this process."""
     try:
         with shmesh.DeviceSession("fronthaul") as session:
             return session.bare_tgid() == os.getpid()

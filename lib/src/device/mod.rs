@@ -148,7 +148,8 @@ pub struct Session<M: DeviceMemory = HostMemory> {
 }
 
 impl<M: DeviceMemory> Session<M> {
-    /// Connects to the broker of `link` in the IPC directory `dir`. Waits some seconds for it if the link exists.
+    /// Connects to the broker of `link` in the IPC directory `dir`. Waits some seconds for it if the link
+    /// exists and no process serves it.
     ///
     /// # Errors
     /// As [`Client::connect`](crate::client::Client::connect).

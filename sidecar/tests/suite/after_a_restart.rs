@@ -1,6 +1,7 @@
 //! A sidecar dies and another takes its place: keys, imports and the rules between them continue.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::support::{Sidecar, audited};
 use crate::vendors::ascend::npud;
@@ -154,7 +155,18 @@ fn session_waits_for_a_sidecar_that_is_starting() {
     assert!(Session::<HostMemory>::connect(dir.path(), "link").is_err(), "no link, so nothing to wait for");
     start(dir.path(), "2").kill();
     let (tgid, _sidecar) = std::thread::scope(|scope| {
-        let tgid = scope.spawn(|| Session::<HostMemory>::connect(dir.path(), "link")?.bare_tgid());
+        let tgid = scope.spawn(|| {
+            loop {
+                let begun = Instant::now();
+                match Session::<HostMemory>::connect(dir.path(), "link") {
+                    Ok(mut session) => break session.bare_tgid(),
+                    // The sidecar may take longer than the product waits.
+                    Err(error) => {
+                        assert!(begun.elapsed() > Duration::from_secs(10), "it did not wait: {error}")
+                    }
+                }
+            }
+        });
         let sidecar = start(dir.path(), "2");
         (tgid.join().unwrap(), sidecar)
     });

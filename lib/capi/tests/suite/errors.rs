@@ -48,8 +48,7 @@ fn kinds(source: &str) -> Vec<(String, String, String)> {
             let message = attribute
                 .split('"')
                 .nth(1)
-                .map(|text| format!("`{}`", text.replace('`', "'")))
-                .unwrap_or_default();
+                .map_or("the cause's".to_owned(), |text| format!("`{}`", text.replace('`', "'")));
             found.push((
                 name,
                 meaning.join(" "),

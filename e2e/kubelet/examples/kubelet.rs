@@ -1,6 +1,6 @@
 //! A small device plugin, a kubelet that restarts under it, and a pod. Time is virtual: it runs at once.
 //!
-//! `cargo run -p shmesh-fake-kubelet --example quickstart`
+//! `cargo run -p shmesh-fake-kubelet --example kubelet`
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
