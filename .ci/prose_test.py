@@ -107,7 +107,7 @@ class Prose(unittest.TestCase):
         def broken(text):
             return {found for _, _, found in prose.broken_links(prose.ROOT / "docs" / "a.md", text)}
 
-        self.assertEqual(broken("[a](glossary.md) [b](../README.md#tests) [c](https://example.com/x) [d](#top)\n# Top\n"), set())
+        self.assertEqual(broken("[a](glossary.md) [b](../README.md#try-it) [c](https://example.com/x) [d](#top)\n# Top\n"), set())
         self.assertEqual(broken("[a](none.md) [b](../README.md#none) [c](#none)"), {"none.md", "../README.md#none", "#none"})
         self.assertEqual(broken("[a]: none.rs\n```\n[b](none.md)\n```\n"), {"none.rs"})
 
