@@ -42,6 +42,7 @@ fn add_rows(page: &mut String, path: &str, whole: &Value, given: &Value, default
         },
     };
     let meaning = given["description"].as_str().or(schema["description"].as_str()).unwrap_or_default();
+    assert!(!meaning.is_empty(), "{path} has no description");
     let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
     writeln!(page, "| `{path}` | {} | {} | {} |", kind.join(", "), cell(&default), cell(meaning)).unwrap();
     if schema["items"].is_object() {

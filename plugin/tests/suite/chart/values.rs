@@ -36,6 +36,7 @@ struct Image {
     registry: Option<String>,
     /// Tag of all images; empty means the chart's appVersion.
     tag: Option<String>,
+    /// When the kubelet pulls the images.
     pull_policy: Option<PullPolicy>,
     /// Names of image pull Secrets in the namespace of the release.
     pull_secrets: Option<Vec<String>>,
@@ -70,18 +71,24 @@ struct NamespaceValues {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct PluginValues {
+    /// Name of the image, below `image.registry`.
     image: Option<String>,
     /// Log level or filter.
     log: Option<String>,
+    /// Port of probes and metrics.
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
     /// Write Events about the node, with the right to create them.
     events: Option<bool>,
     resources: Option<Resources>,
     identity: Option<IdentityValues>,
+    /// PriorityClass of the pods; some clusters allow the default only in namespaces with a ResourceQuota.
     priority_class_name: Option<String>,
+    /// Labels of the nodes that run the plugin.
     node_selector: Option<BTreeMap<String, String>>,
+    /// Tolerations of the pods; by default of all taints.
     tolerations: Option<Vec<Map<String, Value>>>,
+    /// Affinity of the pods.
     affinity: Option<Map<String, Value>>,
     /// Action for new pods with more shm than the memory limit of the container.
     memory_policy: Option<MemoryPolicy>,
@@ -89,6 +96,7 @@ struct PluginValues {
     max_surge: Option<CountOrShare>,
     /// Nodes that may be without the plugin during an upgrade, if maxSurge is 0.
     max_unavailable: Option<CountOrShare>,
+    /// Annotations of the pods.
     pod_annotations: Option<BTreeMap<String, String>>,
 }
 
@@ -118,7 +126,9 @@ struct IdentityValues {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct Resources {
+    /// Resource requests of the container.
     requests: Option<BTreeMap<String, Quantity>>,
+    /// Resource limits of the container.
     limits: Option<BTreeMap<String, Quantity>>,
 }
 
@@ -145,16 +155,22 @@ enum CountOrShare {
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct InjectorValues {
     mode: Option<Mode>,
+    /// While the webhook is unavailable, pods with links are rejected (`Fail`) or created without links (`Ignore`).
     failure_policy: Option<FailurePolicy>,
+    /// Number of the webhook's pods.
     #[schemars(range(min = 1))]
     replicas: Option<u32>,
     /// Log level or filter.
     log: Option<String>,
+    /// Port of probes and metrics.
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
     resources: Option<Resources>,
+    /// PriorityClass of the pods.
     priority_class_name: Option<String>,
+    /// Labels of the nodes that run the injector.
     node_selector: Option<BTreeMap<String, String>>,
+    /// Tolerations of the pods.
     tolerations: Option<Vec<Map<String, Value>>>,
     /// Namespaces without injection, in addition to kube-system.
     excluded_namespaces: Option<Vec<String>>,
@@ -188,6 +204,7 @@ enum FailurePolicy {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct Certificate {
+    /// `self`: the webhook issues and renews its own certificate. `certManager`: cert-manager does.
     from: Option<CertificateFrom>,
     /// Issuer for cert-manager; empty creates a self-signed Issuer.
     issuer: Option<Map<String, Value>>,
@@ -207,11 +224,13 @@ enum CertificateFrom {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct SidecarValues {
+    /// Name of the image, below `image.registry`.
     image: Option<String>,
     /// CPU request of injected sidecars.
     cpu: Option<Quantity>,
     /// Memory limit in addition to the memory of the links.
     memory: Option<Quantity>,
+    /// Port of probes and metrics.
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
     /// User id of the sidecar in pods that would otherwise run it as root.
@@ -225,6 +244,7 @@ struct SidecarValues {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "only its schema is wanted")]
 struct NetworkPolicyValues {
+    /// Restrict traffic to the plugin and the injector to probes, metrics and admission.
     enabled: Option<bool>,
     /// Ports of the API server (Service port and target port).
     api_server_ports: Option<Vec<u16>>,
@@ -236,12 +256,14 @@ struct NetworkPolicyValues {
 struct MonitoringValues {
     /// Create a PodMonitor for plugins and sidecars and a ServiceMonitor for the injector.
     monitors: Option<bool>,
+    /// Interval of the scrapes.
     #[schemars(regex(pattern = "^([0-9]+(ms|s|m|h))+$"))]
     interval: Option<String>,
     /// Create a PrometheusRule with the alerts.
     rules: Option<bool>,
     /// Create a ConfigMap with the Grafana dashboard.
     dashboard: Option<bool>,
+    /// Labels that Prometheus and Grafana select on.
     labels: Option<BTreeMap<String, String>>,
 }
 
