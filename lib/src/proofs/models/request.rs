@@ -180,7 +180,7 @@ fn client_dead_in_a_reception() {
 
 #[test]
 fn client_of_a_dead_server_gets_its_replies_then_an_error() {
-    explore("a_dead_servers_client_gets_what_was_sent", Some(2), || {
+    explore("client_of_a_dead_server_gets_its_replies_then_an_error", Some(2), || {
         let (core, bytes, client, server) = ends(3);
         let id = request(&client, &bytes, 1);
         let taken = take(&server, &bytes, 1);
