@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?:\]\(|^\[[^\]]+\]: )([^)#\s]+)", re.MULTILINE)
-# Without its server. It runs for seconds, so it is not optimised: that compiles in a third of the time.
 VERSION = "0.5.4"
+# Without its server. It runs for seconds, so it is not optimised: that compiles in a third of the time.
 INSTALL = f"cargo install --debug --locked --version {VERSION} mdbook --no-default-features --features search --root".split()
 
 

@@ -84,20 +84,24 @@ pub(super) struct Shared<M> {
 /// Connects to the broker of a link. Waits for one while the link exists: a sidecar may just be starting, and begins to listen
 /// only after the link exists.
 pub(super) fn connect(dir: &Path, link: &str) -> Result<Client> {
-    let deadline = Instant::now() + AWAY_LIMIT;
+    let may_begin =
+        |error: &Error| matches!(error.kind(), ErrorKind::NoBroker { .. }) && client::link_exists(dir, link);
+    retry(Instant::now() + AWAY_LIMIT, || Client::connect(dir, link), may_begin)
+}
+
+/// Repeats `attempt` with pauses, until it succeeds, its error is not `temporary`, or the deadline has passed.
+fn retry<T>(
+    deadline: Instant,
+    mut attempt: impl FnMut() -> Result<T>,
+    temporary: impl Fn(&Error) -> bool,
+) -> Result<T> {
     let mut pause = RETRY_FIRST;
     loop {
-        match Client::connect(dir, link) {
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NoBroker { .. })
-                    && Instant::now() < deadline
-                    && client::link_exists(dir, link) =>
-            {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(RETRY_LAST);
-            }
-            connected => return connected,
+        match attempt() {
+            Err(error) if Instant::now() < deadline && temporary(&error) => std::thread::sleep(pause),
+            ended => return ended,
         }
+        pause = (pause * 2).min(RETRY_LAST);
     }
 }
 
@@ -192,14 +196,7 @@ impl<M: DeviceMemory> Shared<M> {
             if !is_away(&answer) {
                 return answer;
             }
-            let mut pause = RETRY_FIRST;
-            while let Err(error) = self.reconnect(state) {
-                if Instant::now() >= deadline {
-                    return Err(error);
-                }
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(RETRY_LAST);
-            }
+            retry(deadline, || self.reconnect(state), |_| true)?;
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The page. `values` has the defaults; the schema has those of the device plugin.
+/// Renders the page. Defaults are those of `values`, and for the device plugin's configuration those of the schema.
 pub(crate) fn page(schema: &Value, values: &Value) -> String {
     let mut page = String::from(
         "# Values of the chart, configuration of the device plugin\n\n\
@@ -17,9 +17,13 @@ pub(crate) fn page(schema: &Value, values: &Value) -> String {
     page
 }
 
+/// The definition that a schema refers to, or the schema itself.
+fn resolved<'a>(whole: &'a Value, given: &'a Value) -> &'a Value {
+    given["$ref"].as_str().map_or(given, |name| &whole["$defs"][name.trim_start_matches("#/$defs/")])
+}
+
 fn add_rows(page: &mut String, path: &str, whole: &Value, given: &Value, default: Option<&Value>) {
-    let schema =
-        given["$ref"].as_str().map_or(given, |name| &whole["$defs"][name.trim_start_matches("#/$defs/")]);
+    let schema = resolved(whole, given);
     let default = default.or_else(|| given.get("default")).filter(|default| !default.is_null());
     if let Some(properties) = schema["properties"].as_object() {
         for (key, property) in properties {
@@ -46,9 +50,7 @@ fn add_rows(page: &mut String, path: &str, whole: &Value, given: &Value, default
     let default = default.map(|default| format!("`{default}`")).unwrap_or_default();
     writeln!(page, "| `{path}` | {} | {} | {} |", kind.join(", "), cell(&default), cell(meaning)).unwrap();
     if schema["items"].is_object() {
-        let item = &schema["items"];
-        let item =
-            item["$ref"].as_str().map_or(item, |name| &whole["$defs"][name.trim_start_matches("#/$defs/")]);
+        let item = resolved(whole, &schema["items"]);
         if item["properties"].is_object() {
             add_rows(page, &format!("{path}[]"), whole, item, None);
         }
