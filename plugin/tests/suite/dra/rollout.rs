@@ -64,9 +64,11 @@ impl Rollout {
     }
 
     fn is_connected(&self, instance: &str) -> bool {
+        // The whole name: the random part of a temporary directory may contain the instance.
+        let name = format!("/dra-{instance}.sock");
         let events = self.node.place.node.events().into_iter().rev();
         let mut of_instance = events.filter_map(|record| match record.event {
-            Event::DriverConnection { socket, connected, .. } if socket.contains(instance) => Some(connected),
+            Event::DriverConnection { socket, connected, .. } if socket.ends_with(&name) => Some(connected),
             _ => None,
         });
         of_instance.next().unwrap_or(false)
