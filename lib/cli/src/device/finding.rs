@@ -5,8 +5,6 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::table::Table;
-
 /// The result of one check.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,18 +56,19 @@ impl CheckReport {
     }
 }
 
-pub(super) fn text(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
-    let mut table = Table::new(&["STEP", "", "FOUND"]);
-    for finding in &report.findings {
-        let word = match finding.status {
-            CheckStatus::Ok => "ok",
-            CheckStatus::Fail => "FAIL",
-            CheckStatus::Note => "note",
-            CheckStatus::Skip => "skip",
-        };
-        table.row([finding.id.clone(), word.to_owned(), finding.shown.clone()]);
-    }
-    table.print(0, out)?;
+/// Writes one result at once: the user sees which step takes long, or does not end.
+pub(super) fn line(result: &CheckResult, out: &mut dyn Write) -> io::Result<()> {
+    let word = match result.status {
+        CheckStatus::Ok => "ok",
+        CheckStatus::Fail => "FAIL",
+        CheckStatus::Note => "note",
+        CheckStatus::Skip => "skip",
+    };
+    writeln!(out, "{:<35}  {word:<4}  {}", result.id, result.shown)?;
+    out.flush()
+}
+
+pub(super) fn verdict(report: &CheckReport, out: &mut dyn Write) -> io::Result<()> {
     let end = match report.verdict {
         Verdict::Works => format!("{}: memory can be shared between processes", report.device),
         Verdict::Fails => format!(
@@ -103,10 +102,12 @@ mod tests {
         assert_eq!(of(&[CheckStatus::Ok, CheckStatus::Fail]), Verdict::Fails);
         let mut out = Vec::new();
         let report = CheckReport::of("a GPU".to_owned(), vec![finding(CheckStatus::Fail)]);
-        text(&report, &mut out).unwrap();
+        line(&finding(CheckStatus::Fail), &mut out).unwrap();
+        verdict(&report, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(
-            out.contains("P1 2 MiB  FAIL  it is so")
+            out.starts_with("P1 2 MiB")
+                && out.contains("  FAIL  it is so\n")
                 && out.ends_with("the failed steps above name the reasons\n"),
             "{out}"
         );

@@ -1,5 +1,7 @@
 //! The plan: which steps are run, and in which order.
 
+use std::io::Write;
+
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
@@ -10,14 +12,14 @@ use super::steps::{CheckPlan, MIB, name, without_the_driver};
 use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
 
-/// Runs all steps of the plan.
-pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
-    let mut plan = CheckPlan { args, most: 0, piece: 2 * MIB, findings: Vec::new() };
+/// Runs all steps of the plan, and writes the result of each for people where they want it.
+pub(super) fn run<'a>(args: &'a CheckArgs, text: Option<&'a mut dyn Write>) -> Result<CheckReport> {
+    let mut plan = CheckPlan { args, most: 0, piece: 2 * MIB, findings: Vec::new(), text };
     let device = match plan.probe()? {
         Ok(device) => device,
         Err(absent) => {
-            let (status, value) = (CheckStatus::Skip, json!({ "error": absent }));
-            plan.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown: absent, value });
+            let value = json!({ "error": absent });
+            plan.add("P0 probe", CheckStatus::Skip, absent, value)?;
             return Ok(CheckReport {
                 verdict: Verdict::NoDevice,
                 device: String::new(),
@@ -26,27 +28,22 @@ pub(super) fn run(args: &CheckArgs) -> Result<CheckReport> {
         }
     };
     for size in plan.sizes() {
-        plan.step(&format!("P1 exact, {}", human::bytes(size)), |plan| plan.exact(size));
+        plan.step(&format!("P1 exact, {}", human::bytes(size)), |plan| plan.exact(size))?;
     }
-    plan.step("P1 sidecar's part", |_| without_the_driver());
+    plan.step("P1 sidecar's part", |_| without_the_driver())?;
     for how in [Transfer::Vmm, Transfer::Legacy] {
-        plan.step(&format!("P2 latency, {}", name(how)), |plan| plan.latency(how));
+        plan.step(&format!("P2 latency, {}", name(how)), |plan| plan.latency(how))?;
     }
-    plan.step("P3 bandwidth", CheckPlan::bandwidth);
-    plan.namespaces();
-    plan.users();
-    plan.step("P5 exporter killed", |plan| plan.death(false));
-    plan.step("P5 descriptor kept", |plan| plan.death(true));
-    plan.step("P6 no revocation", CheckPlan::revocation);
-    plan.findings.push(CheckResult {
-        id: "P7 read-only".to_owned(),
-        status: CheckStatus::Note,
-        shown: "read-only access cannot be enforced: importers choose their own access, so admit trusted processes only"
-            .to_owned(),
-        value: Value::Null,
-    });
-    plan.step("P8 descriptors", CheckPlan::descriptors);
-    plan.step("P9 timeline", CheckPlan::timeline);
+    plan.step("P3 bandwidth", CheckPlan::bandwidth)?;
+    plan.namespaces()?;
+    plan.users()?;
+    plan.step("P5 exporter killed", |plan| plan.death(false))?;
+    plan.step("P5 descriptor kept", |plan| plan.death(true))?;
+    plan.step("P6 no revocation", CheckPlan::revocation)?;
+    let shown = "read-only access cannot be enforced: importers choose their own access, so admit trusted processes only";
+    plan.add("P7 read-only", CheckStatus::Note, shown.to_owned(), Value::Null)?;
+    plan.step("P8 descriptors", CheckPlan::descriptors)?;
+    plan.step("P9 timeline", CheckPlan::timeline)?;
     Ok(CheckReport::of(device, plan.findings))
 }
 
@@ -90,16 +87,11 @@ impl CheckPlan<'_> {
             "device": device, "uuid": uuid, "driver_version": driver, "granularity_bytes": granularity,
             "free_bytes": free, "all_bytes": all, "missing": missing, "attributes": attributes, "ascend": ascend,
         });
-        self.findings.push(CheckResult { id: "P0 probe".to_owned(), status, shown, value });
+        self.add("P0 probe", status, shown, value)?;
         let shares = value_of(&self.findings, "103");
         if shares == Some(0) {
             let shown = "this device cannot share memory by file descriptors (attribute 103)".to_owned();
-            self.findings.push(CheckResult {
-                id: "P0 shares".to_owned(),
-                status: CheckStatus::Fail,
-                shown,
-                value: Value::Null,
-            });
+            self.add("P0 shares", CheckStatus::Fail, shown, Value::Null)?;
         }
         Ok(Ok(device))
     }

@@ -1,12 +1,13 @@
 //! The steps, P1 to P9.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use super::CheckArgs;
-use super::finding::{CheckResult, CheckStatus};
+use super::finding::{self, CheckResult, CheckStatus};
 use super::pair::{DriverProcess, Pair, wrong_words};
 use super::wire::{Order, OrderResult, Transfer};
 use crate::human;
@@ -23,6 +24,8 @@ pub(super) struct CheckPlan<'a> {
     /// Granularity of the device's memory in bytes.
     pub(super) piece: u64,
     pub(super) findings: Vec<CheckResult>,
+    /// Where results are written for people, as soon as they are known.
+    pub(super) text: Option<&'a mut dyn Write>,
 }
 
 /// Released memory must be free within this time; otherwise it leaks.
@@ -75,12 +78,21 @@ pub(super) fn without_the_driver() -> StepResult {
 }
 
 impl CheckPlan<'_> {
-    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) {
+    pub(super) fn step(&mut self, id: &str, act: impl FnOnce(&mut Self) -> StepResult) -> Result<()> {
         let (status, shown, value) = act(self).unwrap_or_else(|error| {
             let text = format!("{error:#}");
             (CheckStatus::Fail, text.clone(), json!({ "error": text }))
         });
-        self.findings.push(CheckResult { id: id.to_owned(), status, shown, value });
+        self.add(id, status, shown, value)
+    }
+
+    pub(super) fn add(&mut self, id: &str, status: CheckStatus, shown: String, value: Value) -> Result<()> {
+        let result = CheckResult { id: id.to_owned(), status, shown, value };
+        if let Some(out) = &mut self.text {
+            finding::line(&result, out)?;
+        }
+        self.findings.push(result);
+        Ok(())
     }
 
     pub(super) fn exact(&self, size: u64) -> StepResult {
@@ -159,7 +171,7 @@ impl CheckPlan<'_> {
 
     /// Checks both mechanisms in each kind of namespace, and in all at once. Both processes are process 1 in pid
     /// namespaces of their own, in which legacy handles cannot work and must be refused.
-    pub(super) fn namespaces(&mut self) {
+    pub(super) fn namespaces(&mut self) -> Result<()> {
         let pid: &[&str] = &["--pid", "--fork", "--kill-child", "--mount-proc"];
         let all = [pid, &["--mount", "--ipc", "--net", "--uts", "--cgroup"]].concat();
         // Root is not sufficient: in most containers root lacks the capability.
@@ -168,13 +180,7 @@ impl CheckPlan<'_> {
             let shown =
                 "cannot create namespaces here: this requires CAP_SYS_ADMIN and unshare of util-linux"
                     .to_owned();
-            self.findings.push(CheckResult {
-                id: "P4 namespaces".to_owned(),
-                status: CheckStatus::Skip,
-                shown,
-                value: Value::Null,
-            });
-            return;
+            return self.add("P4 namespaces", CheckStatus::Skip, shown, Value::Null);
         }
         let kinds: [(&str, &[&str]); 8] = [
             ("none", &[]),
@@ -191,18 +197,18 @@ impl CheckPlan<'_> {
                 let equal_numbers = how == Transfer::Legacy && flags.contains(&"--pid");
                 self.step(&format!("P4 {kind}, {}", name(how)), |plan| {
                     plan.namespace(how, Pair::start(flags)?, equal_numbers)
-                });
+                })?;
             }
         }
         self.step("P4 pid, numbers differ, cuda-legacy", |plan| {
             let pair =
                 Pair { exporter: DriverProcess::start(pid)?, importer: DriverProcess::start_second(pid)? };
             plan.namespace(Transfer::Legacy, pair, false)
-        });
+        })
     }
 
     /// Checks an importer with another user id. The vendor does not document whether legacy handles work then.
-    pub(super) fn users(&mut self) {
+    pub(super) fn users(&mut self) -> Result<()> {
         for how in [Transfer::Vmm, Transfer::Legacy] {
             self.step(&format!("P4 another user, {}", name(how)), |plan| {
                 let pair =
@@ -218,8 +224,9 @@ impl CheckPlan<'_> {
                     }
                     seen => seen,
                 }
-            });
+            })?;
         }
+        Ok(())
     }
 
     fn namespace(&self, how: Transfer, pair: Pair, equal_numbers: bool) -> StepResult {

@@ -128,7 +128,7 @@ fn run_all_checks(rounds: &str, also_for_people: bool) {
         let found = check(&["--rounds", "1", "--max-bytes", "4Mi"], &variables);
         assert_eq!(contexts() - before, before);
         let said = text(&found.stdout);
-        assert!(said.starts_with("STEP") && said.contains("P9 timeline"), "{said}");
+        assert!(said.starts_with("P0 probe") && said.contains("P9 timeline"), "{said}");
     }
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing is left behind");
     // Nothing is mounted there where it takes more than this test has.
