@@ -71,6 +71,7 @@ mod code {
     pub(crate) const NOT_REGISTERED: c_int = 713;
     pub(crate) const NOT_PERMITTED: c_int = 800;
     pub(crate) const NOT_SUPPORTED: c_int = 801;
+    pub(crate) const UNKNOWN: c_int = 999;
 }
 
 /// A call that can fail.

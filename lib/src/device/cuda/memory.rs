@@ -342,7 +342,11 @@ impl DeviceMemory for CudaMemory {
             std::ptr::without_provenance_mut::<c_void>(len_of(u64::from(fd.as_raw_fd().cast_unsigned()))?);
         let mut imported = 0;
         // SAFETY: the call writes the handle to a local variable; the descriptor goes in the place of a pointer, and is open.
-        check("cuMemImportFromShareableHandle", unsafe { import(&raw mut imported, descriptor, POSIX_FD) })?;
+        let result = unsafe { import(&raw mut imported, descriptor, POSIX_FD) };
+        // For other files, drivers return various codes.
+        check("cuMemImportFromShareableHandle", result).map_err(|error| {
+            io::Error::new(error.kind(), format!("{error}; or the descriptor is not device memory"))
+        })?;
         let imported = AllocationHandle(imported);
         // The handle keeps the memory; the descriptor would keep it longer than needed.
         drop(fd);
