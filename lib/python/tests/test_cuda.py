@@ -1,4 +1,4 @@
-"""GPU memory, with the broker of a sidecar and a fake CUDA driver. These tests have not run on a real GPU."""
+"""GPU memory, with the broker of a sidecar, over the driver that SHMESH_CUDA_LIBRARY names: the fake one, or a GPU's."""
 
 import ctypes
 import multiprocessing
@@ -14,7 +14,7 @@ from test_device import sidecar as sidecar
 
 import shmesh
 
-pytestmark = pytest.mark.skipif("SHMESH_CUDA_LIBRARY" not in os.environ, reason="no double of the driver is named")
+pytestmark = pytest.mark.skipif("SHMESH_CUDA_LIBRARY" not in os.environ, reason="no driver is named")
 
 GRANULARITY = 2 << 20
 

@@ -4,7 +4,7 @@ use shmesh_fake_ascend::Npud;
 
 use crate::support::Sidecar;
 use crate::vendors::ascend::npud;
-use crate::vendors::cuda::{device_of, library};
+use crate::vendors::cuda::{Observer, device_of, library};
 use crate::vendors::peer::start;
 use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
 
@@ -101,18 +101,15 @@ fn kill_over_gpu_memory(rounds: u32) {
     let (library, place) = (library(), device.to_str().unwrap().to_owned());
     let variables = [("SHMESH_CUDA_LIBRARY", library.as_str()), ("FAKE_CUDA_DIR", place.as_str())];
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--memfds-for-devices"]);
-    let free = || {
-        let stat = nix::sys::statvfs::statvfs(&*device).unwrap();
-        stat.blocks_available()
-    };
-    let (all, fds) = (free(), sidecar.fds());
+    let mut observer = Observer::start(dir.path(), &variables);
+    let (all, fds) = (observer.free(), sidecar.fds());
     let mut random = random();
     for _ in 0..rounds {
         let _watchdog = Watchdog::start();
         let [exporter, importer] = [(), ()].map(|()| start(dir.path(), "cuda", &variables, &[]));
         round(&mut random, exporter, importer);
         until("nothing is left", || {
-            sidecar.metric("shmesh_sidecar_keys") == 0 && free() == all && sidecar.fds() <= fds
+            sidecar.metric("shmesh_sidecar_keys") == 0 && observer.is_free_again(all) && sidecar.fds() <= fds
         });
     }
 }

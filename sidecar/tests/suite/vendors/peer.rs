@@ -60,6 +60,7 @@ impl Memory for CudaMemory {
                 memory.read_at(0, &mut text)?;
                 return Ok(String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned());
             }
+            ["keep-context"] => std::mem::forget(CudaStream::new(&CudaDevice::all()?[0])?),
             ["free"] => return Ok(CudaDevice::all()?[0].memory_info()?.0.to_string()),
             _ => panic!("unknown order: {order:?}"),
         }
