@@ -53,7 +53,7 @@ impl Talk<'_> {
 pub(crate) async fn flows(cluster: &Cluster, talks: &[Talk<'_>]) -> Result<()> {
     let mut before = Vec::new();
     for talk in talks {
-        // The first count is printed after five seconds.
+        // The first count is printed after a second.
         before.push(talk.count(cluster, false).await.unwrap_or_default());
         // Counts of the killed process, if there is one.
         if let Ok(last) = talk.count(cluster, true).await {

@@ -95,11 +95,6 @@ impl From<injector::CommandError> for RunError {
 }
 
 /// Runs `shmesh-plugin` with these arguments, including the program name, and returns the exit status.
-///
-/// ```
-/// assert_eq!(shmesh_plugin::run(["shmesh-plugin", "identity", "--help"]), 0);
-/// assert_eq!(shmesh_plugin::run(["shmesh-plugin", "identity", "--socket-mode", "rw"]), 2);
-/// ```
 pub fn run(args: impl IntoIterator<Item = impl Into<OsString>>) -> u8 {
     let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
     let cli = match Cli::try_parse_from(&args) {

@@ -27,12 +27,6 @@ Exit status:
 const RESTORE_SECONDS: u64 = shmesh_proto::limits::RESTORE_MILLIS / 1000;
 
 /// Flags of `shmesh-sidecar`, described by its `--help`.
-///
-/// ```
-/// use clap::Parser;
-/// let args = shmesh_sidecar::args::Args::parse_from(["shmesh-sidecar", "--link", "fronthaul"]);
-/// assert_eq!(args.link[0].as_str(), "fronthaul");
-/// ```
 #[derive(Clone, Debug, Parser)]
 #[command(name = "shmesh-sidecar", version, args_conflicts_with_subcommands = true, about = "Keep the links of a pod", long_about = ABOUT, after_help = AFTER)]
 pub struct Args {
@@ -100,14 +94,6 @@ pub struct Args {
 }
 
 /// A task of the image's program that ends by itself.
-///
-/// ```
-/// use clap::Parser;
-/// use shmesh_sidecar::args::{Args, Task};
-/// let args = Args::parse_from(["shmesh-sidecar", "install-library", "/run/shmesh/library"]);
-/// let Some(Task::InstallLibrary { dir, .. }) = args.task else { panic!("a task") };
-/// assert_eq!(dir.to_str(), Some("/run/shmesh/library"));
-/// ```
 #[derive(Clone, Debug, Subcommand)]
 pub enum Task {
     /// Copy the preload library of this image into a directory, in place of keeping links

@@ -17,16 +17,6 @@ const CLAIM_STEP: u64 = 2 << 20;
 /// # Errors
 /// A file that cannot be read or is invalid (with path, line and column), a link configured twice, no link at all, links that
 /// need more than `--max-bytes`, or an IPC directory that is missing or not on a tmpfs.
-///
-/// ```
-/// use clap::Parser;
-/// # let dir = tempfile::tempdir()?;
-/// # let dir = dir.path().to_str().unwrap_or_default();
-/// let args = ["shmesh-sidecar", "--link", "a", "--link", "b", "--any-file-system", "--dir", dir];
-/// let links = shmesh_sidecar::config::links(&shmesh_sidecar::args::Args::parse_from(args))?;
-/// assert_eq!(links.len(), 2);
-/// # Ok::<(), anyhow::Error>(())
-/// ```
 pub fn links(args: &Args) -> Result<Vec<LinkConfig>> {
     let mut links = Vec::new();
     if let Some(path) = &args.config {

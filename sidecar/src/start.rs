@@ -17,12 +17,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_mi
 ///
 /// # Errors
 /// The start is not over within the limit; the error names what is missing.
-///
-/// ```no_run
-/// use std::time::Duration;
-/// shmesh_sidecar::start::wait("127.0.0.1:9902".parse()?, Duration::from_secs(60))?;
-/// # Ok::<(), anyhow::Error>(())
-/// ```
 pub fn wait(admin: SocketAddr, limit: Duration) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -11,19 +11,6 @@ use tokio::time::Instant;
 ///
 /// [`Clock::runtime`] follows tokio's clock: in a runtime with paused time it stands still and jumps to the next timer.
 /// [`Clock::manual`] moves only with its [`Hand`], independently of the runtime or process of the plugin.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use shmesh_fake_kubelet::Clock;
-///
-/// let (clock, hand) = Clock::manual();
-/// let nap = clock.sleep(Duration::from_secs(300));
-/// hand.advance(Duration::from_secs(301));
-/// nap.await;
-/// assert_eq!(clock.now(), Duration::from_secs(301));
-/// # });
-/// ```
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -34,12 +21,6 @@ enum Source {
 }
 
 /// Moves a manual [`Clock`]. When dropped, the clock stops for good.
-///
-/// ```
-/// let (clock, hand) = shmesh_fake_kubelet::Clock::manual();
-/// hand.advance(std::time::Duration::from_millis(5));
-/// assert_eq!(clock.now().as_millis(), 5);
-/// ```
 #[derive(Debug)]
 pub struct Hand(watch::Sender<Duration>);
 

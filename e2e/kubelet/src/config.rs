@@ -9,15 +9,6 @@ use crate::apiserver::ApiServer;
 use crate::clock::Clock;
 
 /// Configuration of a node.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use shmesh_fake_kubelet::{Config, Race};
-///
-/// let config = Config { race: Race::Fixed, seed: 42, ..Config::new("/tmp/node") };
-/// assert_eq!(config.paths().kubelet_socket(), std::path::Path::new("/tmp/node/device-plugins/kubelet.sock"));
-/// # });
-/// ```
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Directory used as `/var/lib/kubelet`. Keep it short: a socket path has at most 107 bytes.
@@ -71,11 +62,6 @@ impl Config {
 }
 
 /// The paths of a node.
-///
-/// ```
-/// let paths = shmesh_fake_kubelet::Paths::new("/var/lib/kubelet");
-/// assert_eq!(paths.device_plugins(), std::path::Path::new("/var/lib/kubelet/device-plugins"));
-/// ```
 #[derive(Clone, Debug)]
 pub struct Paths {
     root: PathBuf,

@@ -56,11 +56,6 @@ pub use random::Chance;
 pub use soak::{Failure, Report, Step, Subject, soak};
 
 /// Whether a kubelet would accept this checkpoint by its checksum; `None` if it cannot be parsed.
-///
-/// ```
-/// let checkpoint = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
-/// assert_eq!(shmesh_fake_kubelet::checkpoint_is_intact(checkpoint), Some(false));
-/// ```
 pub fn checkpoint_is_intact(text: &str) -> Option<bool> {
     devices::checksum_matches(text)
 }

@@ -2,15 +2,6 @@
 
 /// Whether the kubelet accepts `name` as the name of an extended resource: `domain/name`, not of `kubernetes.io`, within the
 /// bounds that a quota for it would have.
-///
-/// ```
-/// use shmesh_fake_kubelet::is_extended_resource_name;
-///
-/// assert!(is_extended_resource_name("shmesh.io/shm"));
-/// assert!(!is_extended_resource_name("shm"));
-/// assert!(!is_extended_resource_name("kubernetes.io/shm"));
-/// assert!(!is_extended_resource_name("Example_x.com/shm"));
-/// ```
 pub fn is_extended_resource_name(name: &str) -> bool {
     if !name.contains('/') || name.contains("kubernetes.io/") || name.starts_with("requests.") {
         return false;

@@ -16,20 +16,6 @@ use crate::random::Chance;
 
 /// A node with its pods and containers, and a kubelet that can be started and killed. Clones share the same
 /// node.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
-/// use shmesh_fake_kubelet::{Config, Container, Node, Phase, Pod};
-///
-/// let dir = tempfile::tempdir()?;
-/// let node = Node::new(Config::new(dir.path()));
-/// node.start_kubelet().await?;
-/// let status = node.add_pod(Pod::new("a").container(Container::new("main"))).await;
-/// assert_eq!(status.phase, Phase::Running, "it asks for nothing");
-/// node.kill_kubelet().await;
-/// # Ok::<(), std::io::Error>(())
-/// # }).unwrap();
-/// ```
 #[derive(Clone, Debug)]
 pub struct Node {
     config: Config,
@@ -51,17 +37,6 @@ pub struct Holder {
 }
 
 /// The timeout of [`Node::wait_for`], with the last state.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use shmesh_fake_kubelet::{Config, Node};
-///
-/// let node = Node::new(Config::new("/tmp/nowhere"));
-/// let late = node.wait_for(Duration::from_secs(1), |node| node.allocatable("a.b/c") == 1).await.unwrap_err();
-/// assert!(late.to_string().starts_with("not within 1s"));
-/// # });
-/// ```
 #[derive(Clone, Debug)]
 pub struct Late {
     limit: Duration,

@@ -3,13 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A pod that is bound to the node, identified by its uid.
-///
-/// ```
-/// use shmesh_fake_kubelet::{Container, Pod};
-///
-/// let pod = Pod::new("trainer").container(Container::new("main").limit("shmesh.io/shm", 4));
-/// assert_eq!((pod.uid.as_str(), pod.containers[0].limits["shmesh.io/shm"]), ("trainer", 4));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// Unique on the node for all time.
@@ -256,11 +249,6 @@ impl Default for ContainerState {
 }
 
 /// Options for the container runtime, merged from all Allocate responses and the pod's spec.
-///
-/// ```
-/// let options = shmesh_fake_kubelet::RunOptions { envs: vec![("A".into(), "1".into()), ("A".into(), "2".into())], ..Default::default() };
-/// assert_eq!(options.env("A"), Some("2"), "the later one counts, and the pod's come last");
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
     /// Environment variables in order.

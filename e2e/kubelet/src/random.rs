@@ -2,13 +2,6 @@
 //! have.
 
 /// A sequence of numbers that depends only on its seed (SplitMix64).
-///
-/// ```
-/// use shmesh_fake_kubelet::Chance;
-///
-/// let (mut a, mut b) = (Chance::new(7), Chance::new(7));
-/// assert_eq!(a.below(1000), b.below(1000));
-/// ```
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
 

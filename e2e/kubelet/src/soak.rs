@@ -79,13 +79,6 @@ pub struct Report {
 }
 
 /// The first error, with the steps before it.
-///
-/// ```
-/// # async fn fails<S: shmesh_fake_kubelet::Subject>(node: &shmesh_fake_kubelet::Node, subject: &mut S) {
-/// let failure = shmesh_fake_kubelet::soak(node, subject, 1000, 7).await.unwrap_err();
-/// println!("{failure}"); // has the number of the step, the seed, and the steps before it
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Failure {
     seed: u64,

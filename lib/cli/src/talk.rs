@@ -39,6 +39,8 @@ const WANTS: i32 = 2;
 const KEY: i32 = 3;
 /// Time between two lines of output.
 const LINE: Duration = Duration::from_secs(5);
+/// Time until the first line, which shows that it works.
+const FIRST_LINE: Duration = Duration::from_secs(1);
 /// Size of the region in bytes.
 const REGION: u64 = 1 << 20;
 
@@ -163,7 +165,7 @@ impl Talk<'_> {
         out: &mut dyn Write,
     ) -> Result<()> {
         let every = Duration::from_millis(args.every_ms.into());
-        let (mut next, mut line) = (Instant::now(), Instant::now() + LINE);
+        let (mut next, mut line) = (Instant::now(), Instant::now() + FIRST_LINE);
         let is_over = |talk: &Self| talk.lending.as_ref().is_some_and(|lending| lending.is_refused);
         let is_time = || end.is_none_or(|end| Instant::now() < end);
         while told.try_recv() == Err(TryRecvError::Empty) && is_time() && !is_over(self) {

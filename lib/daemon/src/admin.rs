@@ -42,20 +42,6 @@ pub struct Admin {
 ///
 /// # Errors
 /// The listener fails.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> anyhow::Result<()> {
-/// use shmesh_daemon::admin::{Admin, serve};
-/// use tokio_util::sync::CancellationToken;
-/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-/// let admin = Admin { readiness: Default::default(), metrics: Default::default(), log: None };
-/// let stop = CancellationToken::new();
-/// stop.cancel();
-/// serve(listener, admin, stop).await?; // ends at once
-/// # Ok(())
-/// # }
-/// ```
 pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken) -> Result<()> {
     let routes = Router::new()
         .route("/livez", get(|| async { "ok\n" }))

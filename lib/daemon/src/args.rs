@@ -21,17 +21,6 @@ pub enum LogFormat {
 }
 
 /// Flags for logging and the admin address.
-///
-/// ```
-/// use clap::Parser;
-/// #[derive(clap::Parser)]
-/// struct Args {
-///     #[command(flatten)]
-///     daemon: shmesh_daemon::args::DaemonArgs,
-/// }
-/// let args = Args::parse_from(["daemon", "--log", "debug"]);
-/// assert_eq!(args.daemon.log, "debug");
-/// ```
 #[derive(Args, Clone, Debug)]
 pub struct DaemonArgs {
     /// Log level, or filter such as `info,shmesh_sidecar=debug`
@@ -49,18 +38,6 @@ pub struct DaemonArgs {
 
 /// The exit status for an error that `command` returned for `args`: 0 for help, 64 if an environment variable has an invalid
 /// value, because a chart or an injector sets it as configuration, and otherwise 2.
-///
-/// ```
-/// use clap::{CommandFactory, Parser};
-/// #[derive(Debug, clap::Parser)]
-/// struct Args {
-///     #[arg(long)]
-///     size: u64,
-/// }
-/// let args = ["daemon", "--size", "many"];
-/// let error = Args::try_parse_from(args).unwrap_err();
-/// assert_eq!(shmesh_daemon::args::exit_status(&error, &Args::command(), &args.map(Into::into)), 2);
-/// ```
 pub fn exit_status(error: &clap::Error, command: &Command, args: &[OsString]) -> u8 {
     if !error.use_stderr() {
         return 0;

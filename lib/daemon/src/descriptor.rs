@@ -9,18 +9,6 @@ use tokio::io::unix::{AsyncFd, AsyncFdRegisterError};
 ///
 /// # Errors
 /// epoll does not support the file, or there is no memory.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> std::io::Result<()> {
-/// use shmesh_daemon::descriptor::watched;
-/// let (end, other) = std::os::unix::net::UnixStream::pair()?;
-/// let end = watched(end.into())?;
-/// drop(other);
-/// end.readable().await?.retain_ready(); // closed
-/// # Ok(())
-/// # }
-/// ```
 pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     try_watched(fd).map_err(|(_, error)| error)
 }

@@ -5,15 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The set of conditions that a daemon waits for before it is ready.
-///
-/// ```
-/// use shmesh_daemon::readiness::Readiness;
-/// let readiness = Readiness::default();
-/// let links = readiness.latch("links");
-/// assert_eq!(readiness.missing(), ["links"]);
-/// links.open();
-/// assert!(readiness.is_ready());
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     latches: Arc<Mutex<Latches>>,
@@ -64,14 +55,6 @@ impl Readiness {
     }
 
     /// Returns the latches that have neither opened nor failed since the start: until then, the daemon is starting.
-    ///
-    /// ```
-    /// let readiness = shmesh_daemon::readiness::Readiness::default();
-    /// let link = readiness.latch("link a");
-    /// assert_eq!(readiness.starting(), ["link a"]);
-    /// link.fail("its file is damaged");
-    /// assert!(readiness.starting().is_empty() && !readiness.is_ready());
-    /// ```
     #[must_use]
     pub fn starting(&self) -> Vec<String> {
         self.those(|state| !state.is_started)
@@ -96,14 +79,6 @@ impl Latch {
     }
 
     /// Marks the condition as failed, with the reason. It may be opened later.
-    ///
-    /// ```
-    /// let readiness = shmesh_daemon::readiness::Readiness::default();
-    /// let latch = readiness.latch("link a");
-    /// latch.open();
-    /// latch.fail("its file was truncated");
-    /// assert_eq!(readiness.missing(), ["link a (its file was truncated)"]);
-    /// ```
     pub fn fail(&self, reason: impl Into<String>) {
         self.set(State { is_open: false, is_started: true, reason: reason.into() });
     }

@@ -10,14 +10,6 @@ use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 use crate::args::LogFormat;
 
 /// Handle to change the log filter.
-///
-/// ```
-/// use shmesh_daemon::{args::LogFormat, telemetry};
-/// let filter = telemetry::init("info", LogFormat::Text)?;
-/// filter.set("debug")?;
-/// assert!(filter.set("no[such=filter").is_err(), "the previous filter stays in use");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
 

@@ -5,15 +5,6 @@
 use std::time::{Duration, Instant};
 
 /// Rate-limits one kind of log line: a burst at first, then one line per interval.
-///
-/// ```
-/// use std::time::{Duration, Instant};
-/// use shmesh_log_limit::LogLimit;
-/// let (mut limit, now) = (LogLimit::new(1, Duration::from_secs(1)), Instant::now());
-/// assert_eq!(limit.allow(now), Some(0), "the first line is written");
-/// assert_eq!(limit.allow(now), None, "the second one within a second is suppressed");
-/// assert_eq!(limit.allow(now + Duration::from_secs(1)), Some(1), "the next one reports one suppressed line");
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct LogLimit {
     burst: u32,

@@ -553,7 +553,7 @@ fn any_participant_can_replace_a_killed_host() {
         return;
     }
     let _watchdog = Watchdog::start();
-    for mode in DIR_MODES {
+    let replace = |mode: u32| {
         let dir = dir_of_users(mode);
         let create = "create link backing=memfd file_mode=660";
         let mut primary = user(dir.path(), 10_001);
@@ -585,7 +585,13 @@ fn any_participant_can_replace_a_killed_host() {
         others[0].go_on();
         others[0].tell("send 8 still");
         assert_eq!(primary.ask("receive"), "8 still", "{mode:o}");
-    }
+    };
+    // Each mode waits for two seconds.
+    std::thread::scope(|scope| {
+        for mode in DIR_MODES {
+            scope.spawn(move || replace(mode));
+        }
+    });
 }
 
 #[test]

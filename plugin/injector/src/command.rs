@@ -16,16 +16,6 @@ use crate::manifest::{self, InjectedManifest, OutputFormat};
 use crate::webhook::{self, CertSource, Settings};
 
 /// Options of `shmesh-plugin inject`.
-///
-/// ```
-/// use clap::Parser;
-/// #[derive(clap::Parser)]
-/// struct Cli {
-///     #[command(flatten)]
-///     inject: shmesh_injector::command::Inject,
-/// }
-/// assert_eq!(Cli::parse_from(["inject", "-f", "-"]).inject.file.to_str(), Some("-"));
-/// ```
 #[derive(Args, Clone, Debug)]
 pub struct Inject {
     /// File with documents in YAML or JSON; `-` is standard input
@@ -43,16 +33,6 @@ pub struct Inject {
 }
 
 /// Options of `shmesh-plugin claim`.
-///
-/// ```
-/// use clap::Parser;
-/// #[derive(clap::Parser)]
-/// struct Cli {
-///     #[command(flatten)]
-///     claim: shmesh_injector::command::ClaimArgs,
-/// }
-/// assert_eq!(Cli::parse_from(["claim", "-f", "-", "-n", "du"]).claim.name.as_deref(), Some("du"));
-/// ```
 #[derive(Args, Clone, Debug)]
 pub struct ClaimArgs {
     /// File with pods and pod templates in YAML or JSON; `-` is standard input
@@ -76,17 +56,6 @@ pub struct ClaimArgs {
 }
 
 /// Options of `shmesh-plugin webhook`.
-///
-/// ```
-/// use clap::Parser;
-/// #[derive(clap::Parser)]
-/// struct Cli {
-///     #[command(flatten)]
-///     webhook: shmesh_injector::command::Webhook,
-/// }
-/// let cli = Cli::parse_from(["webhook", "--tls-cert", "tls.crt", "--tls-key", "tls.key"]);
-/// assert_eq!(cli.webhook.listen.port(), 8443);
-/// ```
 #[derive(Args, Clone, Debug)]
 pub struct Webhook {
     /// Address of the webhook
@@ -147,18 +116,6 @@ const MAX_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// The file cannot be read, or pods are refused; the error lists all refusals.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// use shmesh_injector::{command, manifest::OutputFormat};
-/// let file = dir.path().join("map.yaml");
-/// std::fs::write(&file, "kind: ConfigMap\n")?;
-/// let args = command::Inject { file, output: OutputFormat::Yaml, namespace: "default".into(), config: None };
-/// let mut out = Vec::new();
-/// command::inject(&args, &mut out)?;
-/// assert_eq!(out, b"kind: ConfigMap\n");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), CommandError> {
     let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
     let text = read(&args.file)?;
@@ -172,24 +129,6 @@ pub fn inject(args: &Inject, out: &mut impl Write) -> Result<(), CommandError> {
 ///
 /// # Errors
 /// The file cannot be read, no pod asks for links or a claim, or pods are refused; the error lists all refusals.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// use shmesh_injector::{command, manifest::OutputFormat};
-/// let file = dir.path().join("pod.yaml");
-/// std::fs::write(&file, "
-/// kind: Pod
-/// metadata: {name: du, annotations: {shmesh.io/links: '- name: fronthaul'}}
-/// spec: {containers: [{name: phy}]}
-/// ")?;
-/// let (output, namespace) = (OutputFormat::Json, "radio".to_owned());
-/// let args = command::ClaimArgs { file, name: None, template: false, output, namespace, config: None };
-/// let mut out = Vec::new();
-/// command::claim(&args, &mut out)?;
-/// let claim: serde_json::Value = serde_json::from_slice(&out)?;
-/// assert_eq!(claim["metadata"]["name"], "du");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn claim(args: &ClaimArgs, out: &mut impl Write) -> Result<(), CommandError> {
     let config = config(args.config.as_deref()).map_err(CommandError::Config)?;
     let text = read(&args.file)?;

@@ -8,13 +8,6 @@ use serde::{Deserialize, Serialize};
 use shmesh_sys::quantity::Bytes;
 
 /// Configuration of the injector. Keys shared with the device plugin have the same names.
-///
-/// ```
-/// let config: shmesh_injector::Config = serde_json::from_str(r#"{"pools": [{"name": "radio"}]}"#)?;
-/// assert_eq!(config.pools[0].mount_path, "/dev/shm");
-/// assert_eq!(config.annotation("links"), "shmesh.io/links");
-/// # Ok::<(), serde_json::Error>(())
-/// ```
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {
@@ -36,13 +29,6 @@ pub struct Config {
 }
 
 /// A pool as in the device plugin's configuration; keys that only matter on nodes are ignored.
-///
-/// ```
-/// use shmesh_injector::{Pool, UserNamespaces};
-/// let pool: Pool = serde_json::from_str(r#"{"name": "radio", "gid": 60001, "userNamespaces": "mixed"}"#)?;
-/// assert_eq!(pool.user_namespaces, UserNamespaces::Mixed);
-/// # Ok::<(), serde_json::Error>(())
-/// ```
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pool {
@@ -100,13 +86,6 @@ pub struct Sidecar {
 }
 
 /// Limits for the memory of links. Omitted limits do not apply.
-///
-/// ```
-/// let limits: shmesh_injector::Limits = serde_json::from_str(r#"{"pod": "1Gi", "namespaces": {"radio": "8Gi"}}"#)?;
-/// assert_eq!(limits.of_pod("radio").unwrap().to_string(), "8Gi");
-/// assert_eq!(limits.of_pod("elsewhere").unwrap().to_string(), "1Gi");
-/// # Ok::<(), serde_json::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {

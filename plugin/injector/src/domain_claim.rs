@@ -38,21 +38,6 @@ pub enum ClaimKind {
 ///
 /// # Errors
 /// A document cannot be parsed, a pod is refused, or no pod asks for links or a claim.
-///
-/// ```
-/// use shmesh_injector::{ClaimKind, claims, manifest::OutputFormat};
-/// let pod = "
-/// apiVersion: v1
-/// kind: Pod
-/// metadata:
-///   name: du
-///   annotations: {shmesh.io/links: '- {name: fronthaul, scope: claim/radio, side: primary}'}
-/// spec: {containers: [{name: phy, image: phy}]}
-/// ";
-/// let (text, _) = claims(pod, "default", None, &Default::default(), ClaimKind::Claim, OutputFormat::Yaml)?;
-/// assert!(text.contains("kind: ResourceClaim") && text.contains("name: radio"));
-/// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
-/// ```
 pub fn claims(
     text: &str,
     namespace: &str,

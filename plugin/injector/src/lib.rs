@@ -32,18 +32,6 @@
 //! sidecar of the primary's pod; a secondary gets no sidecar, but the pool and affinity to the node of the
 //! primary. In scope `claim/<name>` it is the same, with the ResourceClaim in place of pool and affinity: the scheduler
 //! sends all pods with a claim to one node, whichever comes first. `shmesh::config::from_annotation`, which the sidecar calls, implements the same rule.
-//!
-//! ```
-//! use serde_json::json;
-//! let pod = json!({
-//!     "metadata": {"name": "du", "annotations": {"shmesh.io/links": "- name: fronthaul\n"}},
-//!     "spec": {"securityContext": {"runAsUser": 1000}, "containers": [{"name": "phy", "image": "phy"}]},
-//! });
-//! let injected = shmesh_injector::inject(&pod, "radio", &shmesh_injector::Config::default())?;
-//! assert_eq!(injected.pod["spec"]["initContainers"][0]["name"], "shmesh");
-//! assert!(injected.operations.iter().all(|operation| operation.op == "add"));
-//! # Ok::<(), shmesh_injector::Refusal>(())
-//! ```
 
 pub mod certificate;
 pub mod command;

@@ -20,14 +20,6 @@ pub enum OutputFormat {
 }
 
 /// The documents after injection.
-///
-/// ```
-/// use shmesh_injector::manifest::{OutputFormat, InjectedManifest, injected};
-/// let text = "kind: ConfigMap # as it was\n";
-/// let InjectedManifest { text: out, pods, .. } = injected(text, "default", &Default::default(), OutputFormat::Yaml)?;
-/// assert_eq!((out.as_str(), pods), (text, 0));
-/// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
-/// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct InjectedManifest {
     /// All documents in the requested format.
@@ -82,23 +74,6 @@ pub enum ManifestError {
 ///
 /// # Errors
 /// A document cannot be parsed, or pods are refused; the error lists all refusals.
-///
-/// ```
-/// use shmesh_injector::manifest::{OutputFormat, injected};
-/// let text = "
-/// apiVersion: apps/v1
-/// kind: Deployment
-/// metadata: {name: du}
-/// spec:
-///   template:
-///     metadata: {annotations: {shmesh.io/links: '- name: fronthaul'}}
-///     spec: {securityContext: {runAsUser: 1000}, containers: [{name: phy, image: phy}]}
-/// ";
-/// let written = injected(text, "default", &Default::default(), OutputFormat::Json)?;
-/// assert_eq!(written.pods, 1);
-/// assert!(written.text.contains("\"restartPolicy\": \"Always\""));
-/// # Ok::<(), shmesh_injector::manifest::ManifestError>(())
-/// ```
 pub fn injected(
     text: &str,
     namespace: &str,

@@ -4,15 +4,6 @@ use serde_json::Value;
 use shmesh_sys::quantity::{Bytes, QuantityError};
 
 /// Parses a quantity, rounded up to an integer as in Kubernetes. Returns `None` if it is invalid.
-///
-/// ```
-/// use serde_json::json;
-/// use shmesh_injector::bytes_of;
-/// assert_eq!(bytes_of(&json!("1.5Gi")), Some(3 << 29));
-/// assert_eq!(bytes_of(&json!("8388608k")), Some(8_388_608_000));
-/// assert_eq!(bytes_of(&json!(4096)), Some(4096));
-/// assert_eq!(bytes_of(&json!("a lot")), None);
-/// ```
 #[must_use]
 pub fn bytes_of(value: &Value) -> Option<u64> {
     let text = match value {

@@ -4,18 +4,6 @@ use shmesh::config::{ConfigError, Position};
 use thiserror::Error;
 
 /// Why a pod is refused: the problem, the remedy, and the position in the annotation.
-///
-/// ```
-/// use serde_json::json;
-/// let pod = json!({
-///     "metadata": {"annotations": {"shmesh.io/links": "- name: fronthaul\n  scope: pool/radio\n  side: primary\n"}},
-///     "spec": {"containers": [{"name": "phy"}]},
-/// });
-/// let refusal = shmesh_injector::inject(&pod, "radio", &Default::default()).unwrap_err();
-/// assert_eq!((refusal.line, refusal.column), (2, 10));
-/// assert!(refusal.to_string().starts_with("metadata.annotations[shmesh.io/links]: "));
-/// assert!(refusal.to_string().ends_with("(line 2, column 10)"));
-/// ```
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error("metadata.annotations[{annotation}]: {what}; {remedy} (line {line}, column {column})")]
 pub struct Refusal {

@@ -123,19 +123,6 @@ pub(crate) fn memory_bytes(question: &[u8]) -> usize {
 ///
 /// # Errors
 /// The request is invalid; the message can be returned to the client.
-///
-/// ```
-/// use shmesh_injector::{Config, review};
-/// let question = r#"{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "1",
-///     "kind": {"group": "", "version": "v1", "kind": "Pod"}, "namespace": "radio", "operation": "CREATE",
-///     "object": {"metadata": {"annotations": {"shmesh.io/links": "- name: [a]"}}, "spec": {"containers": []}}}}"#;
-/// let (outcome, answer) = review::answer(question.as_bytes(), &Config::default())?;
-/// assert_eq!(outcome, review::Outcome::Refused("annotation"));
-/// let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-/// assert_eq!(answer["response"]["allowed"], false);
-/// assert!(answer["response"]["status"]["message"].as_str().unwrap().contains("(line 1, column"));
-/// # Ok::<(), String>(())
-/// ```
 pub fn answer(question: &[u8], config: &Config) -> Result<(Outcome, Vec<u8>), String> {
     let ReviewRequest { api_version, request } =
         serde_json::from_slice(question).map_err(|error| format!("not a valid AdmissionReview: {error}"))?;

@@ -14,6 +14,8 @@ const REFUSED: Rate = Rate { burst: 100, millis: 1_000 };
 const DONE: Rate = Rate { burst: 100_000, millis: 10 };
 /// Maximum number of accounts with buckets of their own.
 pub(super) const ACCOUNTS_MAX: usize = 1024;
+/// All accounts are looked at once in this time, however many clients have one of their own.
+const CLEAR_PAUSE_MS: u64 = 1000;
 
 #[derive(Clone, Copy, Debug)]
 struct Rate {
@@ -95,6 +97,8 @@ type Buckets = [Bucket; 2];
 #[derive(Debug, Default)]
 pub(super) struct Limiter {
     accounts: BTreeMap<AuditAccount, Buckets>,
+    /// When accounts were last forgotten because there were too many.
+    cleared_at: Option<u64>,
 }
 
 impl Limiter {
@@ -111,8 +115,11 @@ impl Limiter {
     fn bucket(&mut self, record: &Record) -> &mut Bucket {
         let now = record.at.0;
         let mut account = AuditAccount::of(record);
-        if !self.accounts.contains_key(&account) && self.accounts.len() >= ACCOUNTS_MAX {
-            self.accounts.retain(|_, buckets| !buckets.iter_mut().all(|bucket| bucket.is_fresh(now)));
+        if self.accounts.len() >= ACCOUNTS_MAX && !self.accounts.contains_key(&account) {
+            if self.cleared_at.is_none_or(|at| now >= at + CLEAR_PAUSE_MS) {
+                self.cleared_at = Some(now);
+                self.accounts.retain(|_, buckets| !buckets.iter_mut().all(|bucket| bucket.is_fresh(now)));
+            }
             if self.accounts.len() >= ACCOUNTS_MAX {
                 account = AuditAccount::Others;
             }

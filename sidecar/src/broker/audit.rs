@@ -280,13 +280,6 @@ impl Serialize for Reason {
 }
 
 /// One of the two sides of a record.
-///
-/// ```
-/// use shmesh_proto::identity::PeerIdentity;
-/// use shmesh_sidecar::broker::Party;
-/// let party = Party::from(&PeerIdentity { bare_tgid: 4711, ..PeerIdentity::default() });
-/// assert_eq!(party.bare_tgid, 4711);
-/// ```
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "the fields of PeerIdentity and Pod, which say what they are")]
 pub struct Party {
@@ -300,14 +293,6 @@ pub struct Party {
 }
 
 /// The pod of a [`Party`].
-///
-/// ```
-/// use shmesh_proto::identity::{PeerIdentity, Pod};
-/// use shmesh_sidecar::broker::Party;
-/// let pod = Some(Pod { uid: "0c7d9a2e".into(), ..Pod::default() });
-/// let party = Party::from(&PeerIdentity { pod, ..PeerIdentity::default() });
-/// assert_eq!(party.pod.map(|pod| pod.confirmed), Some(false));
-/// ```
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "the fields of Pod, which say what they are")]
 pub struct PartyPod {
@@ -369,12 +354,6 @@ pub struct Credentials {
 }
 
 /// One record of the audit log.
-///
-/// ```
-/// use shmesh_sidecar::broker::{Millis, Op, Record};
-/// let line = Record::new(Millis(7), Op::Import).to_line();
-/// assert_eq!(line, r#"{"at_ms":7,"op":"import","outcome":"done"}"#);
-/// ```
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct Record {
     /// Time of the operation, on the broker's clock.

@@ -19,14 +19,6 @@ pub struct FdToken(pub u64);
 pub struct Ticket(pub u64);
 
 /// One process, as opposed to a later one with the same process id.
-///
-/// ```
-/// use shmesh_proto::identity::PeerIdentity;
-/// use shmesh_sidecar::broker::ProcessId;
-/// let peer = PeerIdentity { bare_tgid: 4711, start_time: 12, pidfd_inode: 9, ..PeerIdentity::default() };
-/// assert_eq!(ProcessId::of(&peer), Some(ProcessId { bare_tgid: 4711, start_time: 12, pidfd_inode: 9 }));
-/// assert_eq!(ProcessId::of(&PeerIdentity::default()), None, "0 is a process that the kernel does not show");
-/// ```
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ProcessId {
     /// Its thread-group id in the outermost pid namespace.

@@ -52,31 +52,6 @@
 //! - It handles `Attach`, `Seated` and `Offer`, which concern the link; the broker refuses them as unsupported. So are
 //!   `ListProcesses` and `ListKeys`: the socket decides which process may ask, and `inspect.rs` has the answers.
 //! - It ticks at [`Broker::next_deadline`], writes the audit log, and limits the rate of refusals in it.
-//!
-//! ```
-//! use shmesh_proto::broker::{ExportKey, Mechanism, Reply, Request, reply, request};
-//! use shmesh_proto::identity::PeerIdentity;
-//! use shmesh_sidecar::broker::{Broker, Command, Effect, FdToken, Millis, Policy, SessionId};
-//!
-//! let mut random = 0;
-//! // Stands for the kernel's random numbers.
-//! let mut broker = Broker::new(Policy::default(), move |bytes| {
-//!     random += 1;
-//!     bytes.fill(random);
-//! });
-//! let session = SessionId(1);
-//! let peer = Some(PeerIdentity { bare_tgid: 4711, start_time: 12, ..PeerIdentity::default() });
-//! broker.handle(Millis(0), Command::Opened { session, peer });
-//!
-//! let export = ExportKey { size: 1 << 21, flags: 0, mechanism: Mechanism::Host.into(), handle: Vec::new() };
-//! let request = Request::new(1, request::Op::ExportKey(export));
-//! let effects = broker.handle(Millis(1), Command::Request { session, request, fds: vec![FdToken(7)] });
-//! assert!(matches!(
-//!     &effects[0],
-//!     Effect::Reply { reply: Reply { id: 1, result: Some(reply::Result::Exported(_)) }, .. }
-//! ));
-//! assert_eq!((broker.stats().keys, broker.stats().descriptors), (1, 1));
-//! ```
 
 mod admit;
 mod audit;

@@ -5,12 +5,6 @@ use shmesh_proto::limits;
 /// The policy of the operator. A limit is the largest number that is still accepted.
 ///
 /// An *account* is what quotas are for: a pod, or for processes outside pods a user.
-///
-/// ```
-/// use shmesh_sidecar::broker::Policy;
-/// let policy = Policy { keys_per_account: 100, ..Policy::default() };
-/// assert!(!policy.open_keys, "importers must be admitted unless the operator says otherwise");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Whether keys may be exported that are open to every process that knows them (flag 0x1).

@@ -80,21 +80,6 @@ struct Shared {
 }
 
 /// A double of the API server. Clones are the same server.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
-/// use k8s_openapi::api::core::v1::Node;
-/// use kube::api::ListParams;
-/// use shmesh_fake_kubelet::{ApiServer, Clock, Verb};
-///
-/// let server = ApiServer::new(Clock::runtime());
-/// server.create(&serde_json::from_value::<Node>(serde_json::json!({"metadata": {"name": "a"}}))?)?;
-/// let nodes: kube::Api<Node> = kube::Api::all(server.client("test"));
-/// assert_eq!(nodes.list(&ListParams::default()).await?.items.len(), 1);
-/// assert_eq!(server.count(|request| request.verb == Verb::List), 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # }).unwrap();
-/// ```
 #[derive(Clone, Debug)]
 pub struct ApiServer(Arc<Shared>);
 

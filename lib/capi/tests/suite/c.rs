@@ -117,6 +117,7 @@ fn examples_run() {
 }
 
 #[test]
+#[ignore = "long: installs and links twice"]
 fn pkg_config_finds_the_installed_libraries() {
     let prefix = tempfile::tempdir().unwrap();
     succeed(Command::new(format!("{HERE}/install")).arg(prefix.path()).arg(built()));

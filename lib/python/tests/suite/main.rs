@@ -133,10 +133,11 @@ fn pytest_with(python: &Path, package: Option<&Path>, selection: &[&str]) -> Res
     let workers = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     let mut pytest = Command::new(python);
     pytest
-        .args(["-m", "pytest", "-n", &workers.to_string()])
+        .args(["-m", "pytest", "--dist", "worksteal", "-n", &workers.to_string()])
         .args(selection)
         .current_dir(here())
-        .env("PYTHONDONTWRITEBYTECODE", "1")
+        // Two hundred processes import the same modules.
+        .env_remove("PYTHONDONTWRITEBYTECODE")
         // Each of many processes would start threads for algebra that none does.
         .env("OPENBLAS_NUM_THREADS", "1");
     pytest.env("SHMESH_SIDECAR", sidecar);

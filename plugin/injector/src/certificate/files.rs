@@ -10,21 +10,6 @@ use super::{Bundle, CertResolver, Terms};
 
 /// Presents a certificate and key from files, reloaded when they change. cert-manager sets the `caBundle`
 /// itself.
-///
-/// ```
-/// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::{CertFiles, CertResolver, make};
-/// # let dir = tempfile::tempdir()?;
-/// let bundle = make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None)?;
-/// let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
-/// std::fs::write(&certificate, &bundle.certificate)?;
-/// std::fs::write(&key, &bundle.key)?;
-/// let served = CertResolver::default();
-/// let mut files = CertFiles::new(certificate, key, served.clone());
-/// assert!(files.step()? && served.is_loaded());
-/// assert!(!files.step()?, "nothing has changed");
-/// # Ok::<(), anyhow::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct CertFiles {
     certificate: PathBuf,

@@ -18,16 +18,6 @@ const KEYS: [&str; 4] = ["ca.crt", "tls.crt", "tls.key", "terms.json"];
 /// configuration.
 ///
 /// Requires `get` and `update` on both by name, and `create` on Secrets unless an empty Secret exists.
-///
-/// ```no_run
-/// # async fn example() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{CertStore, KubeStore};
-/// let client = kube::Client::try_default().await?;
-/// let store = KubeStore::new(client, "shmesh", "shmesh-injector-tls", "shmesh-injector");
-/// store.read().await?;
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct KubeStore {
     secrets: Api<Secret>,

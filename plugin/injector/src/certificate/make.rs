@@ -18,14 +18,6 @@ const SKEW: Duration = Duration::from_secs(3600);
 ///
 /// # Errors
 /// A name is invalid for certificates, or there are no random numbers.
-///
-/// ```
-/// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::{CertResolver, make};
-/// let bundle = make(&["a.b.svc".to_owned()], Duration::from_secs(86_400), SystemTime::now(), None)?;
-/// CertResolver::default().present(&bundle)?;
-/// # Ok::<(), anyhow::Error>(())
-/// ```
 pub fn make(
     names: &[String],
     lifetime: Duration,

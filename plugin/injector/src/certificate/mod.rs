@@ -47,15 +47,6 @@ pub struct Bundle {
 }
 
 /// Names and validity of a certificate.
-///
-/// ```
-/// use std::time::{Duration, SystemTime, UNIX_EPOCH};
-/// use shmesh_injector::certificate::Terms;
-/// let terms = Terms { names: vec!["a".into()], from: 0, until: 90 };
-/// let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-/// assert!(!terms.is_due(at(59)) && terms.is_due(at(60)), "after two thirds");
-/// assert!(!terms.is_over(at(89)) && terms.is_over(at(90)));
-/// ```
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Terms {
     /// DNS names of the server.

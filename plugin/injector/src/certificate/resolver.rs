@@ -31,17 +31,6 @@ impl CertResolver {
     ///
     /// # Errors
     /// The PEM is invalid, or the key does not match; the previous certificate stays in use.
-    ///
-    /// ```
-    /// use std::time::{Duration, SystemTime};
-    /// use shmesh_injector::certificate::{Bundle, CertResolver, make};
-    /// let made = || make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None);
-    /// let (one, other) = (made()?, made()?);
-    /// let served = CertResolver::default();
-    /// served.present(&one)?;
-    /// assert!(served.present(&Bundle { key: other.key, ..one }).is_err());
-    /// # Ok::<(), anyhow::Error>(())
-    /// ```
     pub fn present(&self, bundle: &Bundle) -> Result<()> {
         let certified = certified(&bundle.certificate, &bundle.key)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(certified));

@@ -8,21 +8,6 @@ use super::resolver::is_accepted;
 use super::{Bundle, CertResolver, CertStore, StoredCert, make};
 
 /// Rotates the certificate of one replica.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> anyhow::Result<()> {
-/// use std::time::{Duration, SystemTime};
-/// use shmesh_injector::certificate::{CertRotator, MemoryStore, CertResolver};
-/// let (store, served) = (MemoryStore::default(), CertResolver::default());
-/// let names = vec!["injector.shmesh.svc".to_owned()];
-/// let mut rotator = CertRotator::new(store.clone(), served.clone(), names, Duration::from_secs(86_400));
-/// let rotation = rotator.step(SystemTime::now()).await?;
-/// assert!(rotation.made && rotation.presented && served.is_loaded());
-/// assert!(store.published().contains("BEGIN CERTIFICATE"));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct CertRotator<S> {
     store: S,

@@ -28,19 +28,6 @@ pub trait CertStore: Send + Sync {
 }
 
 /// A store in memory, for tests.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> anyhow::Result<()> {
-/// use shmesh_injector::certificate::{CertStore, MemoryStore};
-/// let store = MemoryStore::default();
-/// assert!(store.publish("PEM").await? && !store.publish("PEM").await?);
-/// assert_eq!(store.published(), "PEM");
-/// store.fail(true);
-/// assert!(store.read().await.is_err());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore(Arc<Mutex<Inside>>);
 

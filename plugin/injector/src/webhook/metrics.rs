@@ -27,16 +27,6 @@ struct ByLimit {
 }
 
 /// Counters and gauges of the webhook.
-///
-/// ```
-/// use shmesh_injector::webhook::Metrics;
-/// let mut registry = Default::default();
-/// Metrics::default().register(&mut registry);
-/// let mut text = String::new();
-/// prometheus_client::encoding::text::encode(&mut text, &registry)?;
-/// assert!(text.contains("shmesh_injector_admission_seconds"));
-/// # Ok::<(), std::fmt::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Metrics {
     admissions: Family<RequestLabels, Counter>,

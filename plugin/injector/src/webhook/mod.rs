@@ -65,21 +65,6 @@ struct Injector {
 }
 
 /// Serves until `stop`, then completes pending requests for up to `grace`.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> anyhow::Result<()> {
-/// use std::{sync::Arc, time::Duration};
-/// use shmesh_injector::{Config, certificate::CertResolver, webhook};
-/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-/// let stop = tokio_util::sync::CancellationToken::new();
-/// stop.cancel();
-/// let tls = CertResolver::default().server_config()?;
-/// let (config, metrics) = (Arc::new(Config::default()), webhook::Metrics::default());
-/// webhook::serve(listener, tls, config, metrics, stop, Duration::from_secs(1)).await;
-/// # Ok(())
-/// # }
-/// ```
 pub async fn serve(
     listener: TcpListener,
     tls: Arc<ServerConfig>,

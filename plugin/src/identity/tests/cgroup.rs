@@ -203,6 +203,9 @@ fn roots_are_empty_outside_pods() {
 }
 
 proptest::proptest! {
+    // Its texts take long to make.
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
     #[test]
     fn arbitrary_text_does_not_panic(own: String, text: String) {
         let _ = CgroupRoots::of_own(&own).container(&text);

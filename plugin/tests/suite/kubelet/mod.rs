@@ -1,5 +1,6 @@
 //! The device plugin as a process, and a kubelet double. Real sockets, real time.
 
+mod after_pods_end;
 mod events;
 mod gives;
 mod hostile;
@@ -8,6 +9,5 @@ mod random;
 mod refuses;
 mod rollout;
 mod survives;
-mod sweeps;
 
 pub(crate) use plugin::{LIMIT, Plugin, TestNode, until};
