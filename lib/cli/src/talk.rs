@@ -39,7 +39,7 @@ const WANTS: i32 = 2;
 const KEY: i32 = 3;
 /// Time between two lines of output.
 const LINE: Duration = Duration::from_secs(5);
-/// Time until the first line, which shows that it works.
+/// Time until the first line of output.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 /// Size of the region in bytes.
 const REGION: u64 = 1 << 20;

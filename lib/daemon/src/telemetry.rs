@@ -49,3 +49,16 @@ pub fn init(filter: &str, format: LogFormat) -> Result<LogFilter> {
     .context("cannot start logging")?;
     Ok(LogFilter(handle))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_can_be_changed_and_an_invalid_one_leaves_the_previous() {
+        let filter = init("info", LogFormat::Text).unwrap();
+        filter.set("shmesh=debug").unwrap();
+        assert!(filter.set("no[such=filter").is_err());
+        assert_eq!(filter.0.with_current(ToString::to_string).unwrap(), "shmesh=debug");
+    }
+}

@@ -14,7 +14,7 @@ const REFUSED: Rate = Rate { burst: 100, millis: 1_000 };
 const DONE: Rate = Rate { burst: 100_000, millis: 10 };
 /// Maximum number of accounts with buckets of their own.
 pub(super) const ACCOUNTS_MAX: usize = 1024;
-/// All accounts are looked at once in this time, however many clients have one of their own.
+/// Shortest time between two searches for idle accounts.
 const CLEAR_PAUSE_MS: u64 = 1000;
 
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ type Buckets = [Bucket; 2];
 #[derive(Debug, Default)]
 pub(super) struct Limiter {
     accounts: BTreeMap<AuditAccount, Buckets>,
-    /// When accounts were last forgotten because there were too many.
+    /// When idle accounts were last dropped.
     cleared_at: Option<u64>,
 }
 
@@ -116,7 +116,7 @@ impl Limiter {
         let now = record.at.0;
         let mut account = AuditAccount::of(record);
         if self.accounts.len() >= ACCOUNTS_MAX && !self.accounts.contains_key(&account) {
-            if self.cleared_at.is_none_or(|at| now >= at + CLEAR_PAUSE_MS) {
+            if self.cleared_at.is_none_or(|at| now.saturating_sub(at) >= CLEAR_PAUSE_MS) {
                 self.cleared_at = Some(now);
                 self.accounts.retain(|_, buckets| !buckets.iter_mut().all(|bucket| bucket.is_fresh(now)));
             }
@@ -201,8 +201,10 @@ mod tests {
         assert!(all <= ACCOUNTS_MAX as u64 + 100, "the others share one bucket: {all}");
         let suppressed: u64 = limiter.reports(Millis(0)).iter().filter_map(|r| r.suppressed).sum();
         assert_eq!(all + suppressed, 50_000, "each is written or counted");
-        // Accounts without recent records are forgotten.
-        assert!(limiter.admits(&refused(10_000_000, 60_000)));
-        assert_eq!(limiter.accounts.len(), 1);
+        // Idle accounts are dropped, once a second at most. The others share a bucket that is not idle yet.
+        limiter.admits(&refused(999, 60_000));
+        assert_eq!((limiter.accounts.len(), limiter.cleared_at), (ACCOUNTS_MAX + 1, Some(0)));
+        limiter.admits(&refused(1_000, 60_000));
+        assert_eq!((limiter.accounts.len(), limiter.cleared_at), (2, Some(1_000)));
     }
 }

@@ -292,6 +292,7 @@ extern "C" fn cuGetErrorString(error: c_int, out: *mut *const c_void) -> c_int {
         code::NOT_REGISTERED => c"pointer does not correspond to a registered memory region",
         code::NOT_PERMITTED => c"operation not permitted",
         code::NOT_SUPPORTED => c"operation not supported",
+        code::UNKNOWN => c"unknown error",
         _ => return code::INVALID_VALUE,
     };
     put(out, Ok(text.as_ptr().cast()))

@@ -82,13 +82,12 @@ impl Physical {
 
     /// The device memory behind a descriptor or a named file, if it is of a device that this process sees.
     pub(crate) fn of(file: File) -> Outcome<Self> {
-        // A driver has no better code for other files.
-        let whole = file.metadata().map_err(|_| code::UNKNOWN)?.len();
-        let size = whole.checked_sub(PAGE).filter(|size| *size > 0).ok_or(code::UNKNOWN)?;
+        let whole = file.metadata().map_err(|_| code::INVALID_VALUE)?.len();
+        let size = whole.checked_sub(PAGE).filter(|size| *size > 0).ok_or(code::INVALID_VALUE)?;
         let mut tail = [0; 25];
-        file.read_exact_at(&mut tail, size).map_err(|_| code::UNKNOWN)?;
+        file.read_exact_at(&mut tail, size).map_err(|_| code::INVALID_VALUE)?;
         if tail[..8] != MAGIC {
-            return Err(code::UNKNOWN);
+            return Err(code::INVALID_VALUE);
         }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&tail[8..24]);

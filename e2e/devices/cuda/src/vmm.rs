@@ -142,7 +142,9 @@ extern "C" fn cuMemImportFromShareableHandle(out: *mut u64, fd: *mut c_void, kin
         // SAFETY: it is open, and the caller keeps it so for the time of the call.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let file = File::from(fd.try_clone_to_owned().map_err(|_| code::OUT_OF_MEMORY)?);
-        let physical = Physical::of(file)?;
+        // What NVIDIA's driver says of any other file.
+        let physical = Physical::of(file)
+            .map_err(|error| if error == code::INVALID_VALUE { code::UNKNOWN } else { error })?;
         Ok(space::with(|space| space.add_handle(Arc::new(physical))))
     };
     put(out, import())

@@ -56,7 +56,7 @@ impl CheckReport {
     }
 }
 
-/// Writes one result at once: the user sees which step takes long, or does not end.
+/// Writes one result for people, and flushes: they see which step takes long, or does not end.
 pub(super) fn line(result: &CheckResult, out: &mut dyn Write) -> io::Result<()> {
     let word = match result.status {
         CheckStatus::Ok => "ok",

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The packages of the environment. A change creates a new environment.
-const PACKAGES: [&str; 4] = ["ml_dtypes>=0.3", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
+const PACKAGES: [&str; 4] = ["ml_dtypes>=0.3", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3.2"];
 /// The packages for the long test.
 const PACKAGES_OF_THE_WHEEL: [&str; 6] =
-    ["maturin>=1.9.4,<2", "ml_dtypes>=0.3", "mypy>=1.18", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3"];
+    ["maturin>=1.9.4,<2", "ml_dtypes>=0.3", "mypy>=1.18", "numpy>=1.23", "pytest>=8", "pytest-xdist>=3.2"];
 
 enum Failure {
     /// The machine lacks something that the tests need.
@@ -136,7 +136,7 @@ fn pytest_with(python: &Path, package: Option<&Path>, selection: &[&str]) -> Res
         .args(["-m", "pytest", "--dist", "worksteal", "-n", &workers.to_string()])
         .args(selection)
         .current_dir(here())
-        // Two hundred processes import the same modules.
+        // Two hundred processes import the same modules, and each would compile them.
         .env_remove("PYTHONDONTWRITEBYTECODE")
         // Each of many processes would start threads for algebra that none does.
         .env("OPENBLAS_NUM_THREADS", "1");

@@ -17,6 +17,8 @@ use crate::device::DeviceMemory;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const POSIX_FD: u32 = 1;
+/// `CUDA_ERROR_UNKNOWN`, which NVIDIA's driver returns when it is to import any other file.
+const NOT_A_MEMORY: c_int = 999;
 
 /// Memory of a GPU that processes share by a descriptor.
 ///
@@ -343,10 +345,12 @@ impl DeviceMemory for CudaMemory {
         let mut imported = 0;
         // SAFETY: the call writes the handle to a local variable; the descriptor goes in the place of a pointer, and is open.
         let result = unsafe { import(&raw mut imported, descriptor, POSIX_FD) };
-        // For other files, drivers return various codes.
-        check("cuMemImportFromShareableHandle", result).map_err(|error| {
-            io::Error::new(error.kind(), format!("{error}; or the descriptor is not device memory"))
-        })?;
+        if result == NOT_A_MEMORY {
+            return Err(invalid(
+                "cuMemImportFromShareableHandle: CUDA_ERROR_UNKNOWN (999): the descriptor is not device memory",
+            ));
+        }
+        check("cuMemImportFromShareableHandle", result)?;
         let imported = AllocationHandle(imported);
         // The handle keeps the memory; the descriptor would keep it longer than needed.
         drop(fd);

@@ -47,3 +47,24 @@ impl CertFiles {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::certificate::make;
+
+    #[test]
+    fn unchanged_files_are_not_loaded_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = make(&["a".to_owned()], Duration::from_secs(60), SystemTime::now(), None).unwrap();
+        let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+        fs::write(&certificate, &bundle.certificate).unwrap();
+        fs::write(&key, &bundle.key).unwrap();
+        let served = CertResolver::default();
+        let mut files = CertFiles::new(certificate, key, served.clone());
+        assert!(files.step().unwrap() && served.is_loaded());
+        assert!(!files.step().unwrap());
+    }
+}

@@ -203,7 +203,7 @@ fn roots_are_empty_outside_pods() {
 }
 
 proptest::proptest! {
-    // Its texts take long to make.
+    // Generating such strings is slow.
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
 
     #[test]

@@ -1,5 +1,5 @@
 //! GPU and NPU memory between real processes in real namespaces, brokered by a real sidecar, with fakes of the vendors'
-//! libraries. These tests have not run on real devices.
+//! libraries. Those of GPU memory also run on a GPU: see docs/testing.md.
 
 pub(crate) mod ascend;
 pub(crate) mod cuda;
