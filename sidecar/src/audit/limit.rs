@@ -195,16 +195,24 @@ mod tests {
 
     #[test]
     fn accounts_without_end_take_no_memory_without_end() {
-        let mut limiter = Limiter::default();
-        let all: u64 = (0..50_000).map(|uid| u64::from(limiter.admits(&refused(0, uid)))).sum();
-        assert!(limiter.accounts.len() <= ACCOUNTS_MAX + 1);
-        assert!(all <= ACCOUNTS_MAX as u64 + 100, "the others share one bucket: {all}");
-        let suppressed: u64 = limiter.reports(Millis(0)).iter().filter_map(|r| r.suppressed).sum();
-        assert_eq!(all + suppressed, 50_000, "each is written or counted");
-        // Idle accounts are dropped, once a second at most. The others share a bucket that is not idle yet.
+        let full = || {
+            let mut limiter = Limiter::default();
+            let all: u64 = (0..50_000).map(|uid| u64::from(limiter.admits(&refused(0, uid)))).sum();
+            assert!(limiter.accounts.len() <= ACCOUNTS_MAX + 1);
+            assert!(all <= ACCOUNTS_MAX as u64 + 100, "the others share one bucket: {all}");
+            let suppressed: u64 = limiter.reports(Millis(0)).iter().filter_map(|r| r.suppressed).sum();
+            assert_eq!(all + suppressed, 50_000, "each is written or counted");
+            limiter
+        };
+        // Accounts without recent records are forgotten.
+        let mut limiter = full();
+        assert!(limiter.admits(&refused(10_000_000, 60_000)));
+        assert_eq!(limiter.accounts.len(), 1);
+        // Once a second at most; the bucket of the others is not idle again after that time.
+        let mut limiter = full();
         limiter.admits(&refused(999, 60_000));
         assert_eq!((limiter.accounts.len(), limiter.cleared_at), (ACCOUNTS_MAX + 1, Some(0)));
-        limiter.admits(&refused(1_000, 60_000));
+        assert!(limiter.admits(&refused(1_000, 60_000)));
         assert_eq!((limiter.accounts.len(), limiter.cleared_at), (2, Some(1_000)));
     }
 }

@@ -53,6 +53,15 @@ pub fn library() -> PathBuf {
     found.expect("Cargo builds the double together with what depends on it")
 }
 
+/// Path of the driver for tests that can run on a GPU: what `SHMESH_CUDA_LIBRARY` names, or [`library`].
+///
+/// # Panics
+/// As [`library`].
+#[must_use]
+pub fn named_or_fake() -> PathBuf {
+    std::env::var_os("SHMESH_CUDA_LIBRARY").map_or_else(library, PathBuf::from)
+}
+
 /// The result codes of calls, with the driver's numbers.
 mod code {
     use std::ffi::c_int;

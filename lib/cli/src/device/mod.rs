@@ -83,19 +83,18 @@ fn max_bytes(text: &str) -> Result<Bytes, String> {
 /// Runs all checks, and prints their results.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let Command::Check(args) = &args.command;
-    let report = match args.output {
-        Output::Text => {
-            let report = plan::run(args, Some(&mut *out))?;
-            finding::verdict(&report, out)?;
-            report
-        }
+    let text: Option<&mut dyn Write> = match args.output {
+        Output::Text => Some(&mut *out),
+        Output::Json => None,
+    };
+    let report = plan::run(args, text)?;
+    match args.output {
+        Output::Text => finding::verdict(&report, out)?,
         Output::Json => {
-            let report = plan::run(args, None)?;
             serde_json::to_writer_pretty(&mut *out, &report)?;
             writeln!(out)?;
-            report
         }
-    };
+    }
     Ok(match report.verdict {
         finding::Verdict::Works => ExitCode::SUCCESS,
         finding::Verdict::Fails => ExitCode::from(crate::FAILED),

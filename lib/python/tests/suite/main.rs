@@ -140,11 +140,7 @@ fn pytest_with(python: &Path, package: Option<&Path>, selection: &[&str]) -> Res
         .env_remove("PYTHONDONTWRITEBYTECODE")
         // Each of many processes would start threads for algebra that none does.
         .env("OPENBLAS_NUM_THREADS", "1");
-    pytest.env("SHMESH_SIDECAR", sidecar);
-    // A driver that the user names is a GPU's.
-    if std::env::var_os("SHMESH_CUDA_LIBRARY").is_none() {
-        pytest.env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::library());
-    }
+    pytest.env("SHMESH_SIDECAR", sidecar).env("SHMESH_CUDA_LIBRARY", shmesh_fake_cuda::named_or_fake());
     if let Some(package) = package {
         pytest.env("PYTHONPATH", package);
     }

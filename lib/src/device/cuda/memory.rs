@@ -18,7 +18,7 @@ use crate::device::DeviceMemory;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const POSIX_FD: u32 = 1;
 /// `CUDA_ERROR_UNKNOWN`, which NVIDIA's driver returns when it is to import any other file.
-const NOT_A_MEMORY: c_int = 999;
+const UNKNOWN: c_int = 999;
 
 /// Memory of a GPU that processes share by a descriptor.
 ///
@@ -345,7 +345,7 @@ impl DeviceMemory for CudaMemory {
         let mut imported = 0;
         // SAFETY: the call writes the handle to a local variable; the descriptor goes in the place of a pointer, and is open.
         let result = unsafe { import(&raw mut imported, descriptor, POSIX_FD) };
-        if result == NOT_A_MEMORY {
+        if result == UNKNOWN {
             return Err(invalid(
                 "cuMemImportFromShareableHandle: CUDA_ERROR_UNKNOWN (999): the descriptor is not device memory",
             ));

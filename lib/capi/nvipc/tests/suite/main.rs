@@ -130,10 +130,9 @@ fn tap_copies_messages() {
 #[test]
 fn data_parts_in_device_memory() {
     let folder = tempfile::tempdir().unwrap();
-    // A driver does not run beside a sanitizer.
-    let named = std::env::var_os("SHMESH_CUDA_LIBRARY").map(PathBuf::from);
-    let flags = if named.is_some() { &SANITIZED[..3] } else { &SANITIZED };
-    let library = named.unwrap_or_else(shmesh_fake_cuda::library);
+    let library = shmesh_fake_cuda::named_or_fake();
+    // A real driver does not run beside a sanitizer.
+    let flags = if library == shmesh_fake_cuda::library() { &SANITIZED } else { &SANITIZED[..3] };
     let program = compiled("cc", "devices", flags, folder.path());
     for gpu in ["-1", "0"] {
         run_with(&program, &[gpu], "", &[("SHMESH_CUDA_LIBRARY", &library)]);
