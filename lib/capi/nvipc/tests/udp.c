@@ -2,22 +2,12 @@
 #include "check.h"
 
 #include <arpa/inet.h>
-#include <sys/socket.h>
 
-/* Ports that are free now; another process may take them. */
-static void free_ports(int ports[2])
+/* The address in the loopback network that belongs to this process: any port there is free. */
+static void own_address(char *text)
 {
-    int sockets[2];
-    for (int i = 0; i < 2; i++) {
-        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-        socklen_t len = sizeof(at);
-        sockets[i] = socket(AF_INET, SOCK_DGRAM, 0);
-        CHECK(sockets[i] >= 0 && bind(sockets[i], (struct sockaddr *)&at, len) == 0);
-        CHECK(getsockname(sockets[i], (struct sockaddr *)&at, &len) == 0);
-        ports[i] = ntohs(at.sin_port);
-    }
-    close(sockets[0]);
-    close(sockets[1]);
+    struct in_addr own = {htonl(0x7f000000u | (unsigned)getpid())};
+    CHECK(inet_ntop(AF_INET, &own, text, NV_IPV4_STRING_LEN) != NULL);
 }
 
 static nv_ipc_t *udp(nv_ipc_module_t module, int local, int remote)
@@ -25,6 +15,8 @@ static nv_ipc_t *udp(nv_ipc_module_t module, int local, int remote)
     nv_ipc_config_t cfg;
     cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;
     CHECK(set_nv_ipc_default_config(&cfg, module) == 0);
+    own_address(cfg.transport_config.udp.local_addr);
+    own_address(cfg.transport_config.udp.remote_addr);
     cfg.transport_config.udp.local_port = local;
     cfg.transport_config.udp.remote_port = remote;
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
@@ -68,9 +60,7 @@ static void exchange(nv_ipc_t *from, nv_ipc_t *to, int i)
 int main(void)
 {
     begin();
-    int ports[2];
-    free_ports(ports);
-    nv_ipc_t *phy = udp(NV_IPC_MODULE_PHY, ports[0], ports[1]), *mac = udp(NV_IPC_MODULE_MAC, ports[1], ports[0]);
+    nv_ipc_t *phy = udp(NV_IPC_MODULE_PHY, 20000, 20001), *mac = udp(NV_IPC_MODULE_MAC, 20001, 20000);
     for (int i = 0; i < 300; i++) {
         exchange(mac, phy, i);
         exchange(phy, mac, i);
@@ -88,7 +78,8 @@ int main(void)
     nv_ipc_config_t cfg;
     cfg.ipc_transport = NV_IPC_TRANSPORT_UDP;
     CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_PHY) == 0);
-    cfg.transport_config.udp.local_port = ports[0];
+    own_address(cfg.transport_config.udp.local_addr);
+    cfg.transport_config.udp.local_port = 20000;
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
     CHECK(phy->ipc_destroy(phy) == 0 && mac->ipc_destroy(mac) == 0);
     return 0;

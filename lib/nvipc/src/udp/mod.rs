@@ -129,8 +129,8 @@ impl Pools {
 ///
 /// ```
 /// use shmesh_nvipc_wire::{Message, udp};
-/// # let free = || std::net::UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-/// # let (here, there) = (free()?, free()?);
+/// # let own = std::net::Ipv4Addr::from_bits(0x7f00_0000 | std::process::id());
+/// # let (here, there) = ((own, 20_000).into(), (own, 20_001).into());
 /// let phy = udp::Endpoint::open(udp::Config::new(here, there))?;
 /// let mac = udp::Endpoint::open(udp::Config::new(there, here))?;
 /// let buffers = mac.allocate(None)?;

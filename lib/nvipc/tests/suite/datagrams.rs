@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "buffers are addresses; each access says why it is allowed")]
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Duration;
 
 use shmesh::config::PoolId;
@@ -12,15 +12,13 @@ use shmesh_testing::own_process;
 
 const HANGS: Duration = Duration::from_secs(120);
 
-/// An address that no other test uses: a port that is free now could be taken before the test binds it, so each call has an IP
-/// address of its own in the loopback network, made of the process's number and a count.
+/// An address that nothing else uses: the IP address in the loopback network belongs to this process, and its ports are handed
+/// out in order, below those that the kernel gives. No socket asks for a free port first: a process that another test starts
+/// could keep that socket for a moment.
 fn address() -> SocketAddr {
-    static COUNT: Mutex<u32> = Mutex::new(0);
-    let mut count = COUNT.lock().unwrap();
-    *count = *count % 1000 + 1;
-    let [_, high, middle, low] = ((std::process::id() << 10) | *count).to_be_bytes();
-    let socket = UdpSocket::bind((Ipv4Addr::new(127, high, middle, low), 0)).unwrap();
-    socket.local_addr().unwrap()
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    let own = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() & 0xff00_0000 | std::process::id());
+    SocketAddr::from((own, NEXT.fetch_add(1, Relaxed)))
 }
 
 fn pair(change: impl Fn(&mut Config)) -> (Endpoint, Endpoint) {
@@ -169,15 +167,9 @@ struct Between {
 
 impl Between {
     fn new() -> Self {
-        // Another test may have taken an address meanwhile.
-        for _ in 0..100 {
-            let (a, b, middle) = (address(), address(), UdpSocket::bind("127.0.0.1:0").unwrap());
-            let open = |here| Endpoint::open(Config::new(here, middle.local_addr().unwrap()));
-            if let (Ok(sender), Ok(receiver)) = (open(a), open(b)) {
-                return Self { sender, receiver, middle, to: b };
-            }
-        }
-        panic!("no free ports");
+        let (a, b, middle) = (address(), address(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let open = |here| Endpoint::open(Config::new(here, middle.local_addr().unwrap())).unwrap();
+        Self { sender: open(a), receiver: open(b), middle, to: b }
     }
 
     /// The next datagram of the sender.
