@@ -17,6 +17,10 @@
 //! count says that hints are on their way. So a search that finds nothing knows whether it may have missed one: it looked at the
 //! one bitmap before and at the other one after, or the mover was stopped on the way. Then it looks again, and at last at the
 //! owner words. Without this a pool of free buffers could count as exhausted.
+//!
+//! `RELEASED`: a seat counts each hint that it sets for a released buffer, after it has set it. A search that finds nothing
+//! remembers the counts from before it began: until one changes, the next search would find nothing either, and need not
+//! read the bitmaps.
 
 use std::cell::Cell;
 
@@ -33,10 +37,10 @@ const LOOKS_MAX: u32 = if cfg!(loom) { 1 } else { 4 };
 /// The reserve has its bitmap after the seats' bitmaps.
 const RESERVE: usize = MAX_SEATS;
 
-/// Lines that one bitmap of `len` buffers takes, with the count of moves in the word after its bits: whole lines, so that
-/// two seats never write one line.
+/// Lines that one bitmap of `len` buffers takes, with the counts of moves and of releases in the words after its bits: whole
+/// lines, so that two seats never write one line.
 pub(crate) const fn lines_per_bitmap(len: usize) -> usize {
-    (len.div_ceil(64) + 1).div_ceil(WORDS_PER_LINE)
+    (len.div_ceil(64) + 2).div_ceil(WORDS_PER_LINE)
 }
 
 /// Lines that the bitmaps of a pool of `len` buffers take.
@@ -95,9 +99,22 @@ pub(crate) enum HintSearch {
 
 /// The bitmap of one seat, for its holder.
 #[derive(Debug)]
-pub(crate) struct Bitmap(Lines);
+pub(crate) struct Bitmap {
+    lines: Lines,
+    /// The place of the count of releases.
+    releases: usize,
+}
 
 impl Bitmap {
+    /// Marks `index`, which the holder has released, as free.
+    #[inline]
+    pub(crate) fn set_released(&self, index: u32) {
+        self.set(index);
+        let releases = self.word(self.releases);
+        // RELEASED. No locked instruction, as in `set`.
+        overwrite(releases, releases.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
     /// Marks `index` as free.
     #[inline]
     pub(crate) fn set(&self, index: u32) {
@@ -124,8 +141,12 @@ impl Bitmap {
 
     #[inline]
     fn at(&self, index: u32) -> (&AtomicU64, u64) {
-        let i = index as usize / 64;
-        (self.0[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE), 1 << (index % 64))
+        (self.word(index as usize / 64), 1 << (index % 64))
+    }
+
+    #[inline]
+    fn word(&self, i: usize) -> &AtomicU64 {
+        self.lines[i / WORDS_PER_LINE].word(i % WORDS_PER_LINE)
     }
 }
 
@@ -166,6 +187,13 @@ impl Hints {
         let i = index as usize / 64;
         // HINT: an exchange, because others set and clear bits of this word at the same time.
         self.word(RESERVE, i).fetch_or(1 << (index % 64), Ordering::Release);
+        self.count_release();
+    }
+
+    /// Counts hints that were set in any bitmap for released buffers.
+    pub(crate) fn count_release(&self) {
+        // RELEASED
+        self.release_count(RESERVE).fetch_add(1, Ordering::Release);
     }
 
     /// Takes a hint from any bitmap, in any thread of any process. `None` if no free buffer is known. If a process is
@@ -191,7 +219,22 @@ impl Hints {
 
     /// The bitmap of `seat`, for its holder.
     pub(crate) fn of(&self, seat: SeatIndex) -> Bitmap {
-        Bitmap(self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap))
+        let lines = self.lines.slice(seat.as_usize() * self.per_bitmap, self.per_bitmap);
+        Bitmap { lines, releases: self.words() + 1 }
+    }
+
+    /// The word that counts the hints which were set in a bitmap for released buffers.
+    #[inline]
+    fn release_count(&self, bitmap: usize) -> &AtomicU64 {
+        self.word(bitmap, self.words() + 1)
+    }
+
+    /// The releases of the seats below `seats_used` and of other threads. It never decreases.
+    #[inline]
+    pub(crate) fn releases(&self, seats_used: usize) -> u64 {
+        // RELEASED
+        let of = |bitmap| self.release_count(bitmap).load(Ordering::Acquire);
+        (0..seats_used.min(MAX_SEATS)).fold(of(RESERVE), |sum, seat| sum.wrapping_add(of(seat)))
     }
 
     /// The word in which `seat` counts its moves.

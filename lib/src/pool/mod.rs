@@ -9,6 +9,7 @@
 pub(crate) mod hints;
 pub(crate) mod owner;
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -75,7 +76,7 @@ impl OwnerTable {
         ((wild as usize) < self.cells.len()).then_some(wild)
     }
 
-    /// As [`PoolCache::release`], on behalf of a dead holder.
+    /// As [`PoolCache::release`], on behalf of a dead holder. [`readmit_unknown`](Self::readmit_unknown) has to follow.
     pub(crate) fn reclaim(&self, me: SeatIndex, index: u32, held: u64, freed: u64) -> bool {
         // Release: the next claimer of the buffer sees what this thread saw of the dead owner.
         let won =
@@ -142,7 +143,8 @@ impl OwnerTable {
     }
 
     /// Gives `seat` every free buffer that is in no bitmap, because a process died between freeing it and setting its hint,
-    /// or while it moved the hint. Returns their number.
+    /// or while it moved the hint. Returns their number. From then on, searches find also what was reclaimed, and buffers whose
+    /// hint a process had set and not counted when it died.
     pub(crate) fn readmit_unknown(&self, seat: SeatIndex) -> u32 {
         let mut readmitted = 0;
         for i in 0..self.hints.word_count() {
@@ -156,6 +158,7 @@ impl OwnerTable {
                 }
             }
         }
+        self.hints.count_release();
         readmitted
     }
 
@@ -180,13 +183,22 @@ pub(crate) struct PoolCache {
     seat: SeatIndex,
     own: Bitmap,
     recent: Recent,
+    /// The count of releases from before the last search, if that found nothing.
+    exhausted_at: Cell<Option<u64>>,
     /// The memory of the buffers; inline cells have none.
     bytes: Option<BufferMemory>,
 }
 
 impl PoolCache {
     pub(crate) fn new(table: &OwnerTable, bytes: Option<BufferMemory>, seat: SeatIndex) -> Self {
-        Self { table: table.clone(), seat, own: table.hints.of(seat), recent: Recent::new(), bytes }
+        Self {
+            table: table.clone(),
+            seat,
+            own: table.hints.of(seat),
+            recent: Recent::new(),
+            exhausted_at: Cell::new(None),
+            bytes,
+        }
     }
 
     /// Takes a free buffer, preferably the one released last. `next` computes its new owner word from the free one.
@@ -218,13 +230,25 @@ impl PoolCache {
     #[cold]
     #[inline(never)]
     fn search(&self, seats_used: impl Fn() -> usize, next: impl Fn(u64) -> u64) -> Option<(u32, u64)> {
+        // Counted only after a search that found nothing: others write these words all the time. The first time, 0 stands for
+        // what was not counted: if the count is 0 later, nothing was ever released.
+        let before = self.exhausted_at.take();
+        let releases = before.map_or(0, |_| self.table.hints.releases(seats_used()));
+        if before == Some(releases) {
+            self.exhausted_at.set(before);
+            return None;
+        }
         let mut refills = 0;
         // Each round consumes an entry of `recent`, all of which may be stale, or a hint of the own bitmap, so with
         // honest peers this ends long before the bound.
         for _ in 0..hints::RECENT_MAX + 4 * self.table.len() + 2 {
             let Some(index) = self.recent.pop() else {
                 refills += 1;
-                if refills > REFILLS_MAX || self.refill(&seats_used) == 0 {
+                if refills > REFILLS_MAX {
+                    return None;
+                }
+                if self.refill(&seats_used) == 0 {
+                    self.exhausted_at.set(Some(releases));
                     return None;
                 }
                 continue;
@@ -283,7 +307,7 @@ impl PoolCache {
         let won = owner.compare_exchange(held, freed, Ordering::Release, Ordering::Relaxed).is_ok();
         if won {
             // After the owner word: an earlier hint could be followed, found wrong and dropped for good.
-            self.own.set(index);
+            self.own.set_released(index);
             self.recent.push(index);
         }
         won

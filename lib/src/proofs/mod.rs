@@ -15,6 +15,7 @@
 //! | owner word: recovery's scan of MSG / DATA | `newcomer_keeps_its_loan` / `living_pair_is_not_orphaned` |
 //! | HINT: set, steal | `stolen_twice`, `stale_hints_cost_a_retry_only` |
 //! | MOVED: counts of a move, and its exchange | `free_buffer_is_found_while_its_hint_moves` |
+//! | RELEASED: both counts, and the search's loads | `exhausted_seat_finds_a_released_buffer` |
 //! | HINT: set in the reserve | `released_into_the_reserve_while_it_is_searched` |
 //! | seat: attach / vacate, `at` | `seats_are_not_shared` / `consumers_role_is_inherited` |
 //! | role: claim / release | `role_has_one_successor` / `consumer_hands_its_role_over` |

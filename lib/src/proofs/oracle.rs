@@ -438,6 +438,36 @@ fn stopped_mover_hides_no_buffer() {
     assert_eq!(count(&all(&a)), BUFFERS - 1);
 }
 
+/// A search that found nothing is not repeated until a buffer is released: by whatever way, or by one that died before it had
+/// counted the release.
+#[test]
+fn exhausted_pool_is_searched_after_each_release() {
+    let core = link(1, true, 3, 0);
+    let (a, b) = (attach(&core, Primary), attach(&core, Secondary));
+    let table = &core.msg().table;
+    let mine = loan(&a).unwrap();
+    let others = [loan(&b).unwrap(), loan(&b).unwrap()];
+    let finds_nothing = || (0..3).all(|_| loan(&a).is_none());
+    assert!(finds_nothing());
+
+    assert!(release(&a, &mine));
+    assert!(loan(&a).is_some(), "released by its own handle");
+    assert!(finds_nothing());
+    assert!(release(&b, &others[0]));
+    let taken = loan(&a).expect("released by another participant");
+    assert!(finds_nothing());
+    assert!(release_anywhere(&core, &taken));
+    assert!(loan(&a).is_some(), "released by a thread without the handle");
+    assert!(finds_nothing());
+
+    // As by a process that dies after it has set the hint.
+    let MsgOwner(held) = others[1].owner;
+    assert!(table.reclaim(b.me.seat, others[1].cell, held, others[1].owner.freed().0));
+    assert!(finds_nothing(), "the search is skipped, or this test shows nothing");
+    core.reclaim(&abandon(b), a.me.seat, false);
+    assert_eq!(loan(&a).map(|found| found.cell), Some(others[1].cell), "released by a dead process");
+}
+
 fn random_links(cases_count: u32) {
     let links = (
         any::<bool>(),

@@ -22,7 +22,7 @@ pub(crate) const SUBSCRIBERS: usize = 3;
 
 /// Lines of the bitmaps of a table of `len` cells.
 fn hint_lines(len: usize) -> usize {
-    (SEATS + 1) * (len.div_ceil(64) + 1).div_ceil(8)
+    (SEATS + 1) * (len.div_ceil(64) + 2).div_ceil(8)
 }
 
 /// Byte offsets in the link's own segment.
@@ -57,7 +57,9 @@ impl Layout {
     /// The table of inline cells; empty with one producer.
     pub(crate) fn inline(self) -> Table {
         let start = self.slots(1).end;
-        let for_requests = if self.window == 0 { 0 } else { self.ring_len + SEATS * self.window };
+        let requests = self.ring_len + SEATS * self.window;
+        // Twice as many for further replies.
+        let for_requests = if self.window == 0 { 0 } else { 3 * requests };
         Table { start, len: if self.single { 0 } else { 2 * self.ring_len + for_requests } }
     }
 

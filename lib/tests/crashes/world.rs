@@ -254,7 +254,10 @@ impl Base {
             .map(|i| base.segments[0].word(i * 8).load(std::sync::atomic::Ordering::Relaxed))
             .collect();
         base.layout().check(&words, 1);
-        if mode == RingMode::Broadcast {
+        if mode != RingMode::Broadcast {
+            let end = base.layout().mutable().end.next_multiple_of(4096);
+            assert_eq!(base.segments[0].len(), end, "the layout has changed");
+        } else {
             let subscribers = base.layout().control(0, layout::SLEEPERS) + layout::SUBSCRIBERS * layout::WORD;
             let old = base.segments[0].word(subscribers).swap(0, std::sync::atomic::Ordering::Relaxed);
             assert_eq!(old, 1 << base.secondary.seat().value(), "the layout has changed");

@@ -1,7 +1,7 @@
 //! Pools: a buffer never has two holders, and none is lost once all threads have finished.
 
 use super::super::stage::{attach, link, loan, release, release_anywhere};
-use super::{Bytes, assert_all_free, explore, loan_and_write, spawn};
+use super::{Bytes, assert_all_free, explore, loan_and_write, spawn, until};
 use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 
@@ -11,6 +11,27 @@ fn loan_and_release(endpoint: &Endpoint, bytes: &Bytes, rounds: i32) {
             assert_eq!(bytes.read(held.cell), round);
             assert!(release(endpoint, &held));
         }
+    }
+}
+
+/// A seat that found nothing finds what is released later, by another seat or by a thread without a seat.
+#[test]
+fn exhausted_seat_finds_a_released_buffer() {
+    for by_seat in [true, false] {
+        explore("exhausted_seat_finds_a_released_buffer", Some(3), move || {
+            let core = link(1, true, 1, 0);
+            let bytes = Bytes::new(1);
+            let (a, b) = (attach(&core, Primary), attach(&core, Secondary));
+            let held = loan_and_write(&b, &bytes, 7).expect("free");
+            // From the second search on, it compares counts.
+            assert!(loan(&a).is_none());
+            let other = spawn(move || {
+                assert!(if by_seat { release(&b, &held) } else { release_anywhere(&core, &held) });
+            });
+            let held = until(|| loan_and_write(&a, &bytes, 8));
+            assert_eq!(bytes.read(held.cell), 8);
+            other.join().unwrap();
+        });
     }
 }
 
