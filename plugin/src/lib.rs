@@ -51,6 +51,8 @@ use shmesh_injector::command as injector;
 
 use args::{Cli, Command};
 
+pub use config::ConfigSummary;
+
 /// Repeated failures are logged five times and then once a minute.
 const REPEATED_LOG: LogLimit = LogLimit::new(5, Duration::from_secs(60));
 

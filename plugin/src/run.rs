@@ -90,7 +90,7 @@ fn limits() -> anyhow::Result<ConfigLimits> {
     let page = shmesh_sys::time::page_bytes().context("cannot read the page size")?;
     let kernel = Path::new("/");
     let memory = devices::memory(kernel).context("/proc/meminfo has no MemTotal")?;
-    Ok(ConfigLimits { page, memory, numa: devices::numa(kernel) })
+    Ok(ConfigLimits { page, memory, numa: devices::numa(kernel), has_paths: true })
 }
 
 fn identity(config: &Config) -> Result<Option<IdentityService>, RunError> {

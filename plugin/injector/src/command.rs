@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use shmesh::config::show_yaml_error;
 use shmesh_daemon::telemetry::LogFilter;
 
 use crate::config::Config;
@@ -194,9 +193,6 @@ fn config(file: Option<&Path>) -> Result<Config> {
     let Some(path) = file else { return Ok(Config::default()) };
     let named = || format!("the injector's configuration {}", path.display());
     let text = std::fs::read_to_string(path).with_context(named)?;
-    if text.trim().is_empty() {
-        return Ok(Config::default());
-    }
-    let shown = |error| show_yaml_error(&path.display().to_string(), &text, &error);
-    serde_saphyr::from_str(&text).map_err(|error| anyhow!("the injector's configuration: {}", shown(error)))
+    Config::from_yaml(&path.display().to_string(), &text)
+        .map_err(|error| anyhow!("the injector's configuration: {error}"))
 }

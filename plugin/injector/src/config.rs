@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use shmesh::config::show_yaml_error;
 use shmesh_sys::quantity::Bytes;
 
 /// Configuration of the injector. Keys shared with the device plugin have the same names.
@@ -147,6 +148,17 @@ impl Limits {
 }
 
 impl Config {
+    /// Reads the text of a configuration file over the defaults; `name` is its name in errors.
+    ///
+    /// # Errors
+    /// The text is not a valid configuration; the error shows the line.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_saphyr::from_str(text).map_err(|error| show_yaml_error(name, text, &error))
+    }
+
     /// Returns the full key of an annotation.
     #[must_use]
     pub fn annotation(&self, name: &str) -> String {

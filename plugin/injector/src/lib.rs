@@ -57,6 +57,7 @@ pub use config::{Config, Limits, Pool, Shm, Sidecar, UserNamespaces, schema};
 pub use domain_claim::{ClaimKind, claims};
 pub use edit::Operation;
 pub use inject::{Injection, inject};
+pub use pod::SIDECAR;
 pub use policy::{CLAIMS_POLICY, MEMORY_POLICY, POLICY, claims_policy, memory_policy, policy};
 pub use quantity::bytes_of;
 pub use refusal::Refusal;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::quantity::bytes_of;
 
 /// Name of the sidecar's container.
-pub(crate) const SIDECAR: &str = "shmesh";
+pub const SIDECAR: &str = "shmesh";
 /// Volume with the IPC directory of the pod.
 pub(crate) const SHM_VOLUME: &str = "shmesh-shm";
 /// Volume through which the sidecar reads the annotation.

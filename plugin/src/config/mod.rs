@@ -8,12 +8,14 @@
 //! | `source.rs` | merges the file and `--set` into one document |
 //! | `shape.rs` | checks the document against the schema and reports every mismatch |
 //! | `rules.rs` | checks rules that the schema cannot express and reports every violation |
+//! | `summary.rs` | the part of a configuration that a cluster shows |
 
 mod quantity;
 mod reload;
 mod rules;
 mod shape;
 mod source;
+mod summary;
 
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub(crate) use quantity::Budget;
 pub(crate) use reload::check_reload;
@@ -30,6 +33,7 @@ pub(crate) use rules::{ConfigLimits, check_mount_path, default_gid};
 pub(crate) use shape::conform;
 pub(crate) use shmesh_sys::quantity::Bytes;
 pub(crate) use source::{Override, stamp};
+pub use summary::ConfigSummary;
 
 /// Configuration of the device plugin.
 #[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
@@ -414,7 +418,16 @@ impl Config {
         settings: &[Override],
         limits: &ConfigLimits,
     ) -> Result<Self, Problems> {
-        let (mut document, mut problems) = source::document(file, settings);
+        let (document, problems) = source::document(file, settings);
+        Self::checked(document, problems, limits)
+    }
+
+    /// Checks a document; `problems` are those of its parts that could not be parsed.
+    fn checked(
+        mut document: Value,
+        mut problems: Vec<Problem>,
+        limits: &ConfigLimits,
+    ) -> Result<Self, Problems> {
         problems.extend(conform(&mut document, schema().as_value()));
         // `conform` removed nonconforming values, so that the rules can check the rest.
         match serde_json::from_value::<Self>(document) {

@@ -77,7 +77,12 @@ fn read(file: &Path) -> Result<Value, String> {
         return Err(format!("has {size} bytes, more than the maximum of {MAX_BYTES}"));
     }
     let text = fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
-    if text.trim().is_empty() { Ok(Value::Null) } else { yaml(&file.display().to_string(), &text) }
+    parsed(&file.display().to_string(), &text)
+}
+
+/// Parses the text of a configuration file; an empty one is `null`.
+pub(super) fn parsed(name: &str, text: &str) -> Result<Value, String> {
+    if text.trim().is_empty() { Ok(Value::Null) } else { yaml(name, text) }
 }
 
 fn place(at: &mut Value, path: &[String], value: Value) -> Result<(), String> {

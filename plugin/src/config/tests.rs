@@ -11,7 +11,7 @@ fn node() -> (tempfile::TempDir, ConfigLimits) {
     for path in ["var/lib/kubelet/device-plugins", "var/lib/kubelet/plugins_registry", "dev/shm", "run"] {
         fs::create_dir_all(dir.path().join(path)).unwrap();
     }
-    (dir, ConfigLimits { page: 4096, memory: 16 << 30, numa: Vec::new() })
+    (dir, ConfigLimits { page: 4096, memory: 16 << 30, numa: Vec::new(), has_paths: true })
 }
 
 fn load(text: &str, settings: &[&str]) -> Result<Config, Problems> {
