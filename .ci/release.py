@@ -6,6 +6,7 @@ beyond the package registries, and none uploads anything.
     .ci/release.py notes                print the changelog's section of this version
     .ci/release.py images OUT           both images for amd64 and arm64 as OCI layouts: OUT/shmesh-plugin, OUT/shmesh-sidecar
     .ci/release.py chart OUT            the chart as OUT/shmesh-VERSION.tgz, and as an OCI layout: OUT/shmesh-chart
+    .ci/release.py krew OUT             OUT/kubectl-shmesh_VERSION_linux_ARCH.tar.gz, and the manifest OUT/shmesh.yaml for krew
     .ci/release.py debian OUT           OUT/shmesh_VERSION_ARCH.deb (command) and OUT/libshmesh-dev_VERSION_ARCH.deb (C libraries)
 
 Crates and wheels need no command of their own: `cargo publish --workspace` and `maturin build` (see docs/releasing.md).
@@ -29,6 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART_FILES = ("Chart.yaml", "README.md", "values.yaml", "values.schema.json", "templates", "dashboards", "policy")
+ARCHITECTURES = ("amd64", "arm64")
 IMAGES = {
     "plugin": "Device plugin, identity service and injection webhook of shmesh",
     "sidecar": "Keeps a pod's shared-memory links and brokers device memory; contains the shmesh command",
@@ -247,6 +249,35 @@ def chart_command(out):
     print(out / f"shmesh-{version}.tgz", layout.root, sep="\n")
 
 
+def krew_manifest(template, version, repository, archives):
+    """The manifest of the plugin for krew; `archives` has the bytes of each architecture's archive."""
+    for architecture, archive in archives.items():
+        template = template.replace(f"@SHA256_{architecture}@", hashlib.sha256(archive).hexdigest())
+    text = template.replace("@VERSION@", version).replace("@REPOSITORY@", repository.rstrip("/"))
+    if "@" in text:
+        raise ReleaseError(f"the manifest for krew lacks {find(r'(@[A-Za-z0-9_]+@?)', text, 'manifests/krew/shmesh.yaml')}")
+    return text
+
+
+def krew_command(out, architectures, repository):
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    version, mtime = workspace_version(read("Cargo.toml")), commit_time()
+    archives = {}
+    for architecture in architectures:
+        built = ROOT / "target" / "krew" / architecture
+        run("helm/images/build", architecture, built, "kubectl")
+        archives[architecture], _ = packed([(ROOT / "LICENSE", "LICENSE"), (built / "kubectl-shmesh", "kubectl-shmesh")], mtime)
+        path = out / f"kubectl-shmesh_{version}_linux_{architecture}.tar.gz"
+        path.write_bytes(archives[architecture])
+        print(path)
+    # A manifest has all architectures.
+    if set(archives) == set(ARCHITECTURES):
+        text = krew_manifest(read("manifests/krew/shmesh.yaml"), version, repository, archives)
+        (out / "shmesh.yaml").write_text(text, encoding="utf-8")
+        print(out / "shmesh.yaml")
+
+
 def control(package, version, architecture, description, **more):
     fields = {
         "Package": package,
@@ -347,9 +378,12 @@ def main(arguments):
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("version").add_argument("tag", nargs="?")
     commands.add_parser("notes")
-    images = commands.add_parser("images")
-    images.add_argument("out", type=Path)
-    images.add_argument("--architecture", action="append", choices=("amd64", "arm64"))
+    for name in ("images", "krew"):
+        static = commands.add_parser(name)
+        static.add_argument("out", type=Path)
+        static.add_argument("--architecture", action="append", choices=ARCHITECTURES)
+        if name == "krew":
+            static.add_argument("--repository", required=True, help="URL of the repository whose releases have the archives")
     for name in ("chart", "debian"):
         commands.add_parser(name).add_argument("out", type=Path)
     given = parser.parse_args(arguments)
@@ -359,7 +393,9 @@ def main(arguments):
         elif given.command == "notes":
             notes_command()
         elif given.command == "images":
-            images_command(given.out, given.architecture or ["amd64", "arm64"])
+            images_command(given.out, given.architecture or ARCHITECTURES)
+        elif given.command == "krew":
+            krew_command(given.out, given.architecture or ARCHITECTURES, given.repository)
         elif given.command == "chart":
             chart_command(given.out)
         else:

@@ -99,6 +99,19 @@ class Archives(unittest.TestCase):
             with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
                 self.assertIn("usr/bin/program", archive.getnames())
 
+    def test_krew_manifest_has_the_hash_of_each_archive(self):
+        template = release.read("manifests/krew/shmesh.yaml")
+        archives = {"amd64": b"one", "arm64": b"two"}
+        text = release.krew_manifest(template, "1.2.3", "https://example.com/a/shmesh/", archives)
+        base = "https://example.com/a/shmesh/releases/download/v1.2.3/kubectl-shmesh_1.2.3_linux_"
+        for architecture, archive in archives.items():
+            block = text[text.index(f"arch: {architecture}") :]
+            self.assertIn(f"uri: {base}{architecture}.tar.gz\n", block[:400])
+            self.assertIn(f"sha256: {hashlib.sha256(archive).hexdigest()}\n", block[:400])
+        self.assertIn("\n  version: v1.2.3\n", text)
+        with self.assertRaisesRegex(release.ReleaseError, "SHA256_arm64"):
+            release.krew_manifest(template, "1.2.3", "https://example.com/a/shmesh", {"amd64": b"one"})
+
     def test_chart_has_all_its_files_and_nothing_else(self):
         with mock.patch("builtins.print"):
             release.chart_command(self.folder)
