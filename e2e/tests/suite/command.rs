@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use crate::support::{Daemon, program};
 use serde_json::Value;
-use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until};
+use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, until, write_script};
 
 fn shmesh(dir: &Path, args: &[&str]) -> Output {
     Command::new(program("shmesh")).args(args).env("SHMESH_DIR", dir).output().unwrap()
@@ -95,4 +95,49 @@ fn unrelated_user_is_refused_with_a_hint() {
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// A stand-in for kubectl with one pod, in which commands run on this machine.
+const KUBECTL: &str = r#"#!/bin/sh
+case "$1" in
+get) echo '{"metadata": {"name": "phy", "namespace": "ran"}, "spec": {"nodeName": "worker"},
+    "status": {"initContainerStatuses": [{"name": "shmesh", "state": {"running": {}}}]}}' ;;
+exec) shift 8; exec "$SHMESH" "$@" ;;
+esac
+"#;
+
+#[test]
+fn kubectl_plugin_reads_what_the_command_prints_in_a_pod() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut sidecar = Command::new(program("shmesh-sidecar"));
+    sidecar.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
+    sidecar.args(["--dir", dir.path().to_str().unwrap()]);
+    let _sidecar = Daemon::start(sidecar, "\"ready\"");
+    let mut peer = Peer::start(dir.path());
+    peer.tell("attach link primary 1000");
+    peer.tell("device connect");
+    let (tgid, scripts) = (peer.ask("device tgid"), tempfile::tempdir().unwrap());
+    let kubectl = scripts.path().join("kubectl");
+    write_script(&kubectl, KUBECTL);
+    let row = |args: &[&str]| {
+        let mut command = Command::new(program("kubectl-shmesh"));
+        command.args(args).arg("--kubectl").arg(&kubectl);
+        let output = command.env("SHMESH", program("shmesh")).env("SHMESH_DIR", dir.path()).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().nth(1).unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    until("it has told of its seat", || row(&["who", "link"]).contains(&"primary".to_owned()));
+    let who = row(&["who", "link"]);
+    assert_eq!(who[..5], ["ran", "phy", "worker", "link", tgid.as_str()]);
+    let ls = row(&["ls"]);
+    assert!(
+        !ls.contains(&"unusable".to_owned()) && ls.ends_with(&["-", "0", "0"].map(str::to_owned)),
+        "{ls:?}"
+    );
+    assert!(ls[6].ends_with("Ki") || ls[6].ends_with("Mi"), "{ls:?}");
+    let top = row(&["top", "--count", "1", "--interval", "1"]);
+    assert!(top[5].parse::<u32>().is_ok() && top[7] == "0.0" && top[9] == "0", "{top:?}");
+    assert!(row(&["dump", "link"])[..2] == ["link", "link:"]);
 }

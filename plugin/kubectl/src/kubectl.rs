@@ -229,10 +229,14 @@ mod tests {
             counts.1 = counts.1.max(counts.0);
             assert!(counts.0 <= PARALLEL);
             running.1.notify_all();
-            // The first ones wait for each other.
-            while counts.1 < PARALLEL {
-                counts = running.1.wait_timeout(counts, shmesh_testing::HANGS).unwrap().0;
-            }
+            // The first ones wait for each other, and then a moment for one more, which must not come.
+            counts = running
+                .1
+                .wait_timeout_while(counts, shmesh_testing::HANGS, |(_, most)| *most < PARALLEL)
+                .unwrap()
+                .0;
+            let moment = Duration::from_millis(50);
+            counts = running.1.wait_timeout_while(counts, moment, |(_, most)| *most <= PARALLEL).unwrap().0;
             counts.0 -= 1;
         });
         assert_eq!(*running.0.lock().unwrap(), (0, PARALLEL));

@@ -86,6 +86,9 @@ impl PodArgs {
                 "pod {pod} has no running container {SIDECAR}; of a link between pods, the sidecar is in the pod with side primary"
             );
         }
+        if pods.is_empty() {
+            eprintln!("no selected pod has a running sidecar; -A selects the pods of all namespaces");
+        }
         Ok(pods)
     }
 

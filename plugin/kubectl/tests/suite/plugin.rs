@@ -131,7 +131,9 @@ fn top_prints_the_rates_of_each_interval() {
 fn options_of_the_cluster_are_passed_on() {
     let kubectl = StandIn::new(&[]);
     let options = ["--context", "c", "--kubeconfig", "/f", "--request-timeout", "5s", "-n", "ran"];
-    succeeded(&kubectl.run(&[&["ls"], &options[..]].concat()));
+    let output = kubectl.run(&[&["ls"], &options[..]].concat());
+    assert_eq!(succeeded(&output), "no links\n");
+    assert!(text(&output.stderr).contains("-A selects the pods of all namespaces"));
     let call = [
         "--context=c",
         "--kubeconfig=/f",
