@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures shmesh beside its peers and writes docs/comparison.json and docs/comparison.svg, which the README shows.
+"""Measures shmesh beside its peers and writes docs/comparison.json, docs/comparison.svg, which the README shows, and the
+table of steps in docs/performance.md.
 
     lib/comparison/publish.py                    measure, and draw
     lib/comparison/publish.py --from-json        draw what was measured before
@@ -21,11 +22,26 @@ import measure
 
 JSON = measure.ROOT / "docs" / "comparison.json"
 SVG = measure.ROOT / "docs" / "comparison.svg"
+DOCUMENT = measure.ROOT / "docs" / "performance.md"
 OURS = [
     ["--form", "inline", "--sizes", "48", "--wait", "poll", "--batch", "1"],
     ["--form", "pooled", "--sizes", "64", "--wait", "poll", "--batch", "1"],
 ]
-OTHERS = "cacheline-rtt,iceoryx2-rtt,iceoryx2-oneway,pipe-rtt-poll,pipe-oneway,seqpacket-rtt-poll,seqpacket-oneway"
+OTHERS = "iceoryx2-rtt,iceoryx2-oneway,pipe-rtt-poll,pipe-oneway,seqpacket-rtt-poll,seqpacket-oneway"
+# From a bare cache line to a message of shmesh: what each step adds, and the rows of its round trip and of its stream.
+STEPS = [
+    ("a bare cache line, two atomics", "cacheline-rtt", None),
+    ("a ring whose slots are lines: 48 bytes and a number", "inline-rtt", "inline-oneway"),
+    ("**inline message, `spsc`**: seat, length, copy", "inline-rtt-48-spsc-poll", "inline-oneway-48-spsc-poll"),
+    ("**inline message, `mpmc`**: cells, shared `tail` and `head`", "inline-rtt-48-mpmc-poll", "inline-oneway-48-mpmc-poll"),
+    ("a ring of indices, and a buffer for each", "pooled-rtt", "pooled-oneway"),
+    ("and a line with owner and descriptor, plain stores", "described-rtt", "described-oneway"),
+    ("and the receiver takes and releases by exchanges", "released-rtt", "released-oneway"),
+    ("and the sender claims by an exchange", "claimed-rtt", "claimed-oneway"),
+    ("**pooled message, `spsc`**: hints, seat, the last buffer first", "pooled-rtt-64-spsc-poll", "pooled-oneway-64-spsc-poll"),
+    ("**pooled message, `mpmc`**: shared `tail` and `head`", "pooled-rtt-64-mpmc-poll", "pooled-oneway-64-mpmc-poll"),
+]
+BEGIN, END = "<!-- begin: steps -->\n", "<!-- end: steps -->\n"
 # Title, unit, and the rows of a panel: what is measured, and the label of its bar.
 PANELS = [
     (
@@ -60,11 +76,13 @@ def run(rounds, seconds):
     here = measure.ROOT / "lib" / "comparison"
     subprocess.run(["cargo", "build", "--release", "--locked"], cwd=here, check=True)
     peers = Path(target or here / "target") / "release" / "comparison"
+    ours = {name for step in STEPS for name in step[1:] if name and "poll" not in name}
+    others = ",".join([*sorted(ours), OTHERS])
     rows = []
     for number in range(rounds):
         for tests in OURS:
             rows += measure.bench(program, tests, seconds)
-        command = [str(peers), "--only", OTHERS, "--seconds", str(seconds), "--repeat", "1", "--output", "json"]
+        command = [str(peers), "--only", others, "--seconds", str(seconds), "--repeat", "1", "--output", "json"]
         rows += json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=measure.ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -114,6 +132,23 @@ def svg(result):
     )
 
 
+def steps(result):
+    """The rows of a table: nanoseconds of each step's round trip and stream, near and apart."""
+    found = measure.medians(result["rows"])
+    lines = ["| | near: round trip | one way | apart: round trip | one way |", "|---|---|---|---|---|"]
+    for label, *names in STEPS:
+        cells = [found.get((name, place)) for place in ("near", "apart") for name in names]
+        lines.append(f"| {label} | " + " | ".join(f"{cell['p50']:,.0f}" if cell else "" for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def with_steps(document, table):
+    """The document with this table between the marks."""
+    before, rest = document.split(BEGIN)
+    _, after = rest.split(END)
+    return before + BEGIN + table + END + after
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from-json", action="store_true", help="draw docs/comparison.json again")
@@ -126,6 +161,7 @@ def main():
         result = run(args.rounds, args.seconds)
         JSON.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     SVG.write_text(svg(result), encoding="utf-8")
+    DOCUMENT.write_text(with_steps(DOCUMENT.read_text(encoding="utf-8"), steps(result)), encoding="utf-8")
     for (name, place), median in sorted(measure.medians(result["rows"]).items()):
         ratio = median["p50"] / median["floor_ns"]
         print(f"{name:32} {place:6} {median['p50']:10,.1f}  {ratio:6.2f} of the floor  {median['runs']} runs")

@@ -68,5 +68,20 @@ class PictureTest(unittest.TestCase):
         self.assertEqual(publish.svg({"rows": rows[:1]}).count("<rect"), 1)
 
 
+class StepsTest(unittest.TestCase):
+    def test_each_step_has_its_numbers_where_it_was_measured(self):
+        table = publish.steps({"rows": [row("inline-rtt", 145), row("inline-oneway", 16), row("inline-rtt", 540, 480.0)]})
+        line = next(line for line in table.splitlines() if "48 bytes and a number" in line)
+        self.assertTrue(line.endswith("| 145 | 16 | 540 |  |"), line)
+        self.assertEqual(len(table.splitlines()), len(publish.STEPS) + 2)
+
+    def test_document_has_the_marks_and_only_what_is_between_changes(self):
+        document = publish.DOCUMENT.read_text(encoding="utf-8")
+        changed = publish.with_steps(document, "| new |\n")
+        self.assertIn(publish.BEGIN + "| new |\n" + publish.END, changed)
+        old = document.split(publish.BEGIN)[1].split(publish.END)[0]
+        self.assertEqual(publish.with_steps(changed, old), document)
+
+
 if __name__ == "__main__":
     unittest.main()

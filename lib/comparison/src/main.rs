@@ -3,6 +3,7 @@
 mod harness;
 mod iceoryx;
 mod inprocess;
+mod ladder;
 mod leftovers;
 mod limits;
 mod measure;
@@ -82,7 +83,7 @@ The exit status is 1 if a test failed (the others are reported all the same), an
 
 /// All tests, in the order of the table.
 fn cases() -> impl Iterator<Item = &'static Case> {
-    let limits = limits::CASES.iter().chain(rings::CASES);
+    let limits = limits::CASES.iter().chain(rings::CASES).chain(ladder::CASES);
     limits.chain(iceoryx::CASES).chain(inprocess::CASES).chain(sockets::CASES)
 }
 

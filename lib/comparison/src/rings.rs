@@ -14,14 +14,14 @@ use crate::payload::{fill, read};
 use crate::report::{Case, Group, Kind};
 
 /// Slots of every ring for small messages.
-const DEPTH: usize = 1024;
+pub(crate) const DEPTH: usize = 1024;
 /// Buffers of the ring for 64 KiB.
 const BULK_DEPTH: usize = 16;
 /// Words of a message inside the slot: with the sequence and one spare word, a cache line.
 const INLINE_WORDS: usize = 6;
 
 /// The first two lines of a ring: how many messages the consumer has read, in steps.
-const SLOTS_AT: usize = 128;
+pub(crate) const SLOTS_AT: usize = 128;
 
 pub(crate) const CASES: &[Case] = &[
     Case::new("inline-rtt", Group::Limit, Kind::RoundTrip, 48, |ctx| rtt(ctx, &InlineRing::new))
@@ -49,7 +49,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// A ring with its two roles.
-trait Ring {
+pub(crate) trait Ring {
     type Tx: Tx;
     type Rx: Rx;
     fn shared(&self) -> &Shared;
@@ -58,7 +58,7 @@ trait Ring {
     fn rx(&self) -> Self::Rx;
 }
 
-fn rtt<R: Ring>(ctx: &Ctx, ring: &dyn Fn() -> Result<R>) -> Result<Dist> {
+pub(crate) fn rtt<R: Ring>(ctx: &Ctx, ring: &dyn Fn() -> Result<R>) -> Result<Dist> {
     let (there, back) = (ring()?, ring()?);
     let ready = || {
         there.shared().prefault();
@@ -80,7 +80,7 @@ fn rtt<R: Ring>(ctx: &Ctx, ring: &dyn Fn() -> Result<R>) -> Result<Dist> {
     )
 }
 
-fn oneway<R: Ring>(ctx: &Ctx, ring: R, batch: u64) -> Result<Dist> {
+pub(crate) fn oneway<R: Ring>(ctx: &Ctx, ring: R, batch: u64) -> Result<Dist> {
     harness::pair(
         ctx,
         |meet| {
@@ -105,17 +105,17 @@ fn alone<R: Ring>(ctx: &Ctx, ring: R) -> Result<Dist> {
 }
 
 /// The producer's knowledge of the room in the ring.
-struct FreeSlots {
-    read: *const AtomicU64,
+pub(crate) struct FreeSlots {
+    pub(crate) read: *const AtomicU64,
     /// How many messages the consumer had read when last looked: may be stale, never too high.
-    seen: u64,
-    depth: u64,
+    pub(crate) seen: u64,
+    pub(crate) depth: u64,
 }
 
 impl FreeSlots {
     /// Waits until the slot for message number `position` is free.
     #[inline(always)]
-    fn wait(&mut self, position: u64) {
+    pub(crate) fn wait(&mut self, position: u64) {
         while position - self.seen == self.depth {
             // SAFETY: inside the mapping, which the ring keeps, and only ever used as an atomic.
             // Acquire pairs with the Release "done reading" of `Progress::note`.
@@ -125,15 +125,15 @@ impl FreeSlots {
 }
 
 /// The consumer's side of [`FreeSlots`].
-struct Progress {
-    read: *const AtomicU64,
-    step: u64,
+pub(crate) struct Progress {
+    pub(crate) read: *const AtomicU64,
+    pub(crate) step: u64,
 }
 
 impl Progress {
     /// Says that all messages before `position` have been read, once per step.
     #[inline(always)]
-    fn note(&self, position: u64) {
+    pub(crate) fn note(&self, position: u64) {
         if position.is_multiple_of(self.step) {
             // SAFETY: as in `FreeSlots::wait`, with which this Release "done reading" pairs.
             unsafe { &*self.read }.store(position, Ordering::Release);
