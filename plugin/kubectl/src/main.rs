@@ -74,7 +74,7 @@ enum Command {
     Who(sidecars::PodLinkArgs),
     /// Show queued messages of a link and the owners of its buffers
     Dump(sidecars::PodLinkArgs),
-    /// Inject sidecars into pods and pod templates in YAML or JSON, as the cluster's injector does
+    /// Inject sidecars into pods and pod templates in YAML or JSON
     Inject(Inject),
     /// Print ResourceClaims for the links of pods and pod templates in YAML or JSON
     Claim(ClaimArgs),
