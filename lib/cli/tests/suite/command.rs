@@ -647,6 +647,11 @@ fn nvipc_link_is_listed_and_not_removed() {
     assert_eq!(dumped["messages"]["m2s"][0]["msg_id"], 77);
     assert_eq!(dumped["pools"][0]["free"], pools[0].pool_len - 1);
     assert!(ok(dir, &["dump", "theirs"]).contains("77"));
+    // Not by `json`: other findings may fail here.
+    let report: Value = serde_json::from_slice(&shmesh(dir, &["doctor", "--output", "json"]).stdout).unwrap();
+    let mut findings = report["findings"].as_array().unwrap().iter();
+    let note = findings.find(|finding| finding["id"] == "dir.nvipc").unwrap();
+    assert_eq!(note["value"], serde_json::json!(["theirs (its primary lives)"]));
     for refused in [&["capture", "theirs", "-o", "-"][..], &["rm", "theirs"], &["rm", "theirs", "--force"]] {
         assert!(fails(dir, refused, 1).contains("NVIPC's layout, and its primary is alive"), "{refused:?}");
     }
