@@ -1,7 +1,7 @@
 /*
  * A minimal version of the logger that NVIPC's programs call: it writes lines to standard error, and to a file if
- * nvlog_c_init names one. A program that defines these functions itself, or links a logger that does, gets all lines
- * instead.
+ * nvlog_c_init names one. A program that defines these functions itself, or links a logger that does, gets these lines
+ * instead. Lines about a link always go to standard error.
  *
  * In libnvipc.so and libnvlog.so. Names and numbers are NVIPC's. Tags are numbers here, without a table of names.
  */

@@ -72,8 +72,12 @@ static void secondary(void)
     cfg.ipc_transport = NV_IPC_TRANSPORT_SHM;
     CHECK(set_nv_ipc_default_config(&cfg, NV_IPC_MODULE_MAC) == 0);
     strcpy(cfg.transport_config.shm.prefix, "flow");
+    /* Its own sizes do not matter, also if they are smaller than the link's. */
+    cfg.transport_config.shm.ring_len = 4;
+    cfg.transport_config.shm.mempool_size[NV_IPC_MEMPOOL_CPU_MSG] = (nv_ipc_mempool_size_t){64, 2};
     nv_ipc_t *ipc = create_nv_ipc_interface(&cfg);
     CHECK(ipc != NULL);
+    CHECK(cfg.transport_config.shm.ring_len >= 16);
     /* The configuration of the primary, with this process's own side. */
     CHECK(cfg.module_type == NV_IPC_MODULE_MAC && strcmp(cfg.transport_config.shm.prefix, "flow") == 0);
     CHECK(nv_ipc_get_buf_size(&cfg, NV_IPC_MEMPOOL_CPU_DATA) == 4096);

@@ -47,7 +47,7 @@ fn run_with(program: &Path, args: &[&str], layout: &str, variables: &[(&str, &Pa
 }
 
 /// The programs that run with both layouts.
-const OF_BOTH_LAYOUTS: [&str; 4] = ["flow", "threads", "theirs", "forward"];
+const OF_BOTH_LAYOUTS: [&str; 5] = ["flow", "threads", "theirs", "forward", "failed"];
 const SANITIZED: [&str; 5] =
     ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
@@ -69,7 +69,9 @@ fn check_as(program: &str, flags: &[&str], layout: &str) {
 #[test]
 #[ignore = "long: compiles all programs once more, and they run more slowly"]
 fn programs_run_under_sanitizers() {
-    for program in ["layout", "flow", "refusals", "threads", "instances", "forward", "restart", "udp"] {
+    for program in
+        ["layout", "flow", "refusals", "threads", "instances", "forward", "restart", "udp", "failed"]
+    {
         check_as(program, &SANITIZED, "");
     }
     for program in OF_BOTH_LAYOUTS {
@@ -140,6 +142,21 @@ fn data_parts_in_device_memory() {
 }
 
 #[test]
+fn failed_create_leaves_the_directory_as_it_was() {
+    check("failed", "");
+}
+
+#[test]
+fn link_is_removed_if_the_gpu_has_no_memory() {
+    let library = shmesh_fake_cuda::library();
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("cc", "failed", &SANITIZED, folder.path());
+    // The fake has its memory there.
+    let nowhere = folder.path().join("nowhere");
+    run_with(&program, &["gpu"], "", &[("SHMESH_CUDA_LIBRARY", &library), ("FAKE_CUDA_DIR", &nowhere)]);
+}
+
+#[test]
 fn either_side_is_killed_and_restarts() {
     check("restart", "");
 }
@@ -205,6 +222,8 @@ fn nvipc_consumer_compiles_and_links_unchanged() {
         "",
         &[("SHMESH_DIR", &dir)],
     );
+    let lines = path("stderr");
+    run(&consumer("cc", "logger.c", &["-std=c11"], "nvipc", &[]), &[lines.to_str().unwrap()], "");
     let tree = format!("-I{HERE}/tests/tree");
     let file = format!("{HERE}/tests/tree/tree.yaml");
     run(&consumer("c++", "consumer.cpp", &["-std=c++17", &tree], "nvipc", &[]), &[&file], "");
