@@ -106,9 +106,9 @@ class Archives(unittest.TestCase):
         base = "https://example.com/a/shmesh/releases/download/v1.2.3/kubectl-shmesh_1.2.3_linux_"
         for architecture, archive in archives.items():
             block = text[text.index(f"arch: {architecture}") :]
-            self.assertIn(f"uri: {base}{architecture}.tar.gz\n", block[:400])
-            self.assertIn(f"sha256: {hashlib.sha256(archive).hexdigest()}\n", block[:400])
-        self.assertIn("\n  version: v1.2.3\n", text)
+            self.assertIn(f'uri: "{base}{architecture}.tar.gz"\n', block[:400])
+            self.assertIn(f'sha256: "{hashlib.sha256(archive).hexdigest()}"\n', block[:400])
+        self.assertIn('\n  version: "v1.2.3"\n', text)
         with self.assertRaisesRegex(release.ReleaseError, "SHA256_arm64"):
             release.krew_manifest(template, "1.2.3", "https://example.com/a/shmesh", {"amd64": b"one"})
 

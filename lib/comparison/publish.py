@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Measures shmesh beside its peers and writes docs/comparison.json, docs/comparison.svg, which the README shows, and the
-table of steps in docs/performance.md.
+"""Measures shmesh beside its peers and writes docs/comparison.json and docs/comparison.svg, which the README shows; or
+measures the steps from a bare cache line to a message, and writes docs/steps.json and their table in docs/performance.md.
 
     lib/comparison/publish.py                    measure, and draw
-    lib/comparison/publish.py --from-json        draw what was measured before
+    lib/comparison/publish.py --steps            measure the steps, and write the table
+    lib/comparison/publish.py --from-json        draw what was measured before; also with --steps
 
 All programs run in each round, so that a change of the machine meets all of them. Each bar is the median over the rounds,
 near (two cores that share a cache) and apart (two that do not), as far as the machine had them at such places.
@@ -22,19 +23,20 @@ import measure
 
 JSON = measure.ROOT / "docs" / "comparison.json"
 SVG = measure.ROOT / "docs" / "comparison.svg"
+STEPS_JSON = measure.ROOT / "docs" / "steps.json"
 DOCUMENT = measure.ROOT / "docs" / "performance.md"
 OURS = [
     ["--form", "inline", "--sizes", "48", "--wait", "poll", "--batch", "1"],
     ["--form", "pooled", "--sizes", "64", "--wait", "poll", "--batch", "1"],
 ]
-OTHERS = "iceoryx2-rtt,iceoryx2-oneway,pipe-rtt-poll,pipe-oneway,seqpacket-rtt-poll,seqpacket-oneway"
+OTHERS = "cacheline-rtt,iceoryx2-rtt,iceoryx2-oneway,pipe-rtt-poll,pipe-oneway,seqpacket-rtt-poll,seqpacket-oneway"
 # From a bare cache line to a message of shmesh: what each step adds, and the rows of its round trip and of its stream.
 STEPS = [
     ("a bare cache line, two atomics", "cacheline-rtt", None),
-    ("a ring whose slots are lines: 48 bytes and a number", "inline-rtt", "inline-oneway"),
+    ("in the ring: slots that are lines, with 48 bytes and a number", "inline-rtt", "inline-oneway"),
     ("**inline message, `spsc`**: seat, length, copy", "inline-rtt-48-spsc-poll", "inline-oneway-48-spsc-poll"),
     ("**inline message, `mpmc`**: cells, shared `tail` and `head`", "inline-rtt-48-mpmc-poll", "inline-oneway-48-mpmc-poll"),
-    ("a ring of indices, and a buffer for each", "pooled-rtt", "pooled-oneway"),
+    ("in a buffer: a ring of indices, and buffers in turn", "pooled-rtt", "pooled-oneway"),
     ("and a line with owner and descriptor, plain stores", "described-rtt", "described-oneway"),
     ("and the receiver takes and releases by exchanges", "released-rtt", "released-oneway"),
     ("and the sender claims by an exchange", "claimed-rtt", "claimed-oneway"),
@@ -70,14 +72,12 @@ PANELS = [
 ]
 
 
-def run(rounds, seconds):
+def run(others, rounds, seconds):
     target = os.environ.get("CARGO_TARGET_DIR")
     program = measure.build(measure.ROOT, target or measure.ROOT / "target")
     here = measure.ROOT / "lib" / "comparison"
     subprocess.run(["cargo", "build", "--release", "--locked"], cwd=here, check=True)
     peers = Path(target or here / "target") / "release" / "comparison"
-    ours = {name for step in STEPS for name in step[1:] if name and "poll" not in name}
-    others = ",".join([*sorted(ours), OTHERS])
     rows = []
     for number in range(rounds):
         for tests in OURS:
@@ -133,11 +133,13 @@ def svg(result):
 
 
 def steps(result):
-    """The rows of a table: nanoseconds of each step's round trip and stream, near and apart."""
+    """A table: nanoseconds of each step's round trip and stream, near and apart as far as both were measured."""
     found = measure.medians(result["rows"])
-    lines = ["| | near: round trip | one way | apart: round trip | one way |", "|---|---|---|---|---|"]
+    places = [place for place in ("near", "apart") if any(where == place for _, where in found)]
+    heads = "".join(f" {place}: round trip | one way |" for place in places)
+    lines = [f"| |{heads}", "|---|" + "---|---|" * len(places)]
     for label, *names in STEPS:
-        cells = [found.get((name, place)) for place in ("near", "apart") for name in names]
+        cells = [found.get((name, place)) for place in places for name in names]
         lines.append(f"| {label} | " + " | ".join(f"{cell['p50']:,.0f}" if cell else "" for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -151,17 +153,22 @@ def with_steps(document, table):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from-json", action="store_true", help="draw docs/comparison.json again")
+    parser.add_argument("--steps", action="store_true", help="the steps from a bare cache line to a message")
+    parser.add_argument("--from-json", action="store_true", help="draw what was measured before")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each test in each round")
     args = parser.parse_args()
+    bare = [name for step in STEPS for name in step[1:] if name and not name.endswith("-poll")]
+    file, others = (STEPS_JSON, ",".join(bare)) if args.steps else (JSON, OTHERS)
     if args.from_json:
-        result = json.loads(JSON.read_text(encoding="utf-8"))
+        result = json.loads(file.read_text(encoding="utf-8"))
     else:
-        result = run(args.rounds, args.seconds)
-        JSON.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    SVG.write_text(svg(result), encoding="utf-8")
-    DOCUMENT.write_text(with_steps(DOCUMENT.read_text(encoding="utf-8"), steps(result)), encoding="utf-8")
+        result = run(others, args.rounds, args.seconds)
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if args.steps:
+        DOCUMENT.write_text(with_steps(DOCUMENT.read_text(encoding="utf-8"), steps(result)), encoding="utf-8")
+    else:
+        SVG.write_text(svg(result), encoding="utf-8")
     for (name, place), median in sorted(measure.medians(result["rows"]).items()):
         ratio = median["p50"] / median["floor_ns"]
         print(f"{name:32} {place:6} {median['p50']:10,.1f}  {ratio:6.2f} of the floor  {median['runs']} runs")

@@ -71,7 +71,7 @@ class PictureTest(unittest.TestCase):
 class StepsTest(unittest.TestCase):
     def test_each_step_has_its_numbers_where_it_was_measured(self):
         table = publish.steps({"rows": [row("inline-rtt", 145), row("inline-oneway", 16), row("inline-rtt", 540, 480.0)]})
-        line = next(line for line in table.splitlines() if "48 bytes and a number" in line)
+        line = next(line for line in table.splitlines() if "in the ring: slots" in line)
         self.assertTrue(line.endswith("| 145 | 16 | 540 |  |"), line)
         self.assertEqual(len(table.splitlines()), len(publish.STEPS) + 2)
 
@@ -81,6 +81,7 @@ class StepsTest(unittest.TestCase):
         self.assertIn(publish.BEGIN + "| new |\n" + publish.END, changed)
         old = document.split(publish.BEGIN)[1].split(publish.END)[0]
         self.assertEqual(publish.with_steps(changed, old), document)
+        self.assertEqual(len(old.splitlines()), len(publish.STEPS) + 2)
 
 
 if __name__ == "__main__":

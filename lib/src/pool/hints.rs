@@ -20,7 +20,8 @@
 //!
 //! `RELEASED`: a seat counts each hint that it sets for a released buffer, after it has set it. A search that finds nothing
 //! remembers the counts from before it began: until one changes, the next search would find nothing either, and need not
-//! read the bitmaps.
+//! read the bitmaps. Of a process that is stopped between hint and count, one buffer may stay unseen until the next release or
+//! recovery, as between owner word and hint.
 
 use std::cell::Cell;
 

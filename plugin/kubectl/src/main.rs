@@ -33,7 +33,7 @@ const BAD_CONFIG: u8 = 64;
 
 const EXAMPLES: &str = "\
 Examples:
-  kubectl shmesh check                     ask what may be wrong with an installation, with remedies
+  kubectl shmesh check                     check an installation for problems, with remedies
   kubectl shmesh ls -A                     list the links of all pods
   kubectl shmesh top -n ran                watch rates, queues and pools
   kubectl shmesh who fronthaul -n ran      list the processes on a link
@@ -62,7 +62,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Ask what may be wrong with an installation, and say what to do about it
+    /// Check an installation for problems, and print a remedy for each
     Check(check::InstallationArgs),
     /// List the links of pods
     Ls(sidecars::PodArgs),

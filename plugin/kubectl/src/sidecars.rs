@@ -1,7 +1,8 @@
 //! `ls`, `who`, `dump` and `top`: the command `shmesh` in the sidecars of pods.
 
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
@@ -334,6 +335,7 @@ pub(crate) fn top(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<bool> {
     }
     let mut is_whole = true;
     for round in 1.. {
+        let start = Instant::now();
         // Pods come and go.
         let pods = if round == 1 { pods.clone() } else { args.pods.select()? };
         let command = ["top", "--output", "json", "--count", "1", "--interval", &interval];
@@ -369,6 +371,8 @@ pub(crate) fn top(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<bool> {
         if args.count.is_some_and(|count| round >= count) || pods.is_empty() {
             break;
         }
+        // The sidecars wait for the interval, unless none answers.
+        thread::sleep(Duration::from_secs(args.interval).saturating_sub(start.elapsed()));
     }
     Ok(is_whole)
 }

@@ -14,6 +14,8 @@ pub struct ConfigSummary {
     pub domain: String,
     /// Whether the DRA driver serves the kubelet, and not the device plugin.
     pub is_dra: bool,
+    /// Whether devices are given to containers by CDI.
+    pub has_cdi: bool,
     /// Names of the resources that every node advertises in mode `devicePlugin`, without the domain.
     pub resources: Vec<String>,
     /// Name and group of each pool.
@@ -38,7 +40,8 @@ impl ConfigSummary {
         let own = [("shm", has_shm), ("agent", config.identity.attachments > 0)];
         let own = own.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name.to_owned());
         let resources = own.chain(pools.iter().map(|(name, _)| name.clone())).collect();
-        Ok(Self { domain: config.domain, is_dra: config.mode == FrontEnd::Dra, resources, pools })
+        let (is_dra, has_cdi) = (config.mode == FrontEnd::Dra, config.cdi.enabled);
+        Ok(Self { domain: config.domain, is_dra, has_cdi, resources, pools })
     }
 }
 
@@ -53,7 +56,9 @@ mod tests {
         assert_eq!(summary.domain, "shmesh.io");
         assert_eq!(summary.resources, ["agent", "fronthaul"]);
         assert_eq!((summary.pools, summary.is_dra), (vec![("fronthaul".to_owned(), 60_001)], false));
-        assert!(ConfigSummary::read("mode: dra", 1 << 34).unwrap().is_dra);
+        assert!(summary.has_cdi && ConfigSummary::read("mode: dra", 1 << 34).unwrap().is_dra);
+        let without = ConfigSummary::read("shm: {budget: 0}\ncdi: {enabled: false}", 1 << 34).unwrap();
+        assert!(!without.has_cdi);
         assert_eq!(ConfigSummary::read("", 1 << 34).unwrap().resources, ["shm", "agent"]);
     }
 

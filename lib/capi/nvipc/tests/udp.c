@@ -3,7 +3,7 @@
 
 #include <arpa/inet.h>
 
-/* The address in the loopback network that belongs to this process: any port there is free. */
+/* An address in the loopback network that no other test uses: it is made of the process's number. */
 static void own_address(char *text)
 {
     struct in_addr own = {htonl(0x7f000000u | (unsigned)getpid())};

@@ -12,9 +12,9 @@ use shmesh_testing::own_process;
 
 const HANGS: Duration = Duration::from_secs(120);
 
-/// An address that nothing else uses: the IP address in the loopback network belongs to this process, and its ports are handed
-/// out in order, below those that the kernel gives. No socket asks for a free port first: a process that another test starts
-/// could keep that socket for a moment.
+/// An address that no other test uses: the IP address in the loopback network is made of the process's number, and its ports
+/// are handed out in order, below those that the kernel gives. No socket asks for a free port first: a process that another
+/// test starts could keep that socket for a moment.
 fn address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     let own = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() & 0xff00_0000 | std::process::id());

@@ -7,10 +7,10 @@ use shmesh_plugin::ConfigSummary;
 
 use super::state::ClusterState;
 use super::{CheckAnswer, QuestionEntry, QuestionResult, count, failure, ok, skipped, some, warning};
-use crate::pods::{full_name, list, name, text};
+use crate::pods::{full_name, list, name, namespace, text};
 
 pub(super) const CLAIMS: [QuestionEntry; 5] = [
-    ("claim-classes", "the DeviceClasses of the driver are there", classes),
+    ("claim-classes", "the DeviceClasses of the driver exist", classes),
     ("claim-policy", "a policy limits the driver to objects of its node", policy),
     ("claim-slices", "each node has published its devices", slices),
     ("claim-drained", "no node is drained of claims", drained),
@@ -95,7 +95,10 @@ fn drained(state: &ClusterState) -> QuestionResult {
     let nodes: Vec<String> = nodes.into_iter().collect();
     Err(warning(
         format!("no new claims on {}", some(&nodes)),
-        "when the maintenance is over: kubectl exec POD --container plugin -- shmesh-plugin drain --undo",
+        format!(
+            "when the maintenance is over: kubectl exec --namespace {} POD --container plugin -- shmesh-plugin drain --undo",
+            namespace(state.plugin()?)
+        ),
     ))
 }
 

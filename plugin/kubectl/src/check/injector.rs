@@ -9,7 +9,9 @@ use base64::prelude::BASE64_STANDARD;
 use super::certificate::ends;
 use super::installation::{is_bound, pods_ready};
 use super::state::ClusterState;
-use super::{CheckAnswer, QuestionEntry, QuestionResult, count, failure, ok, skipped, some, warning};
+use super::{
+    CheckAnswer, Outcome, QuestionEntry, QuestionResult, count, failure, ok, skipped, some, warning,
+};
 use crate::pods::{list, name, namespace, number, text};
 
 /// Days before the end of a certificate at which it should have been renewed long ago.
@@ -29,9 +31,10 @@ pub(super) const INJECTOR: [QuestionEntry; 10] = [
 ];
 
 fn mode(state: &ClusterState) -> QuestionResult {
-    state.plugin()?;
-    if state.injector().is_ok() {
-        return Ok(ok("by a webhook"));
+    match state.injector() {
+        Ok(_) => return Ok(ok("by a webhook")),
+        Err(answer) if answer.outcome != Outcome::Skipped => return Err(answer),
+        Err(_) => {}
     }
     let bindings = state.all("mutatingadmissionpolicybindings")?;
     match bindings.iter().find(|binding| text(binding, "/spec/policyName").starts_with("shmesh")) {
@@ -191,7 +194,7 @@ fn certificate(state: &ClusterState) -> QuestionResult {
 }
 
 fn trust(state: &ClusterState) -> QuestionResult {
-    let bundle = ca_bundle(state)?;
+    let (bundle, injector) = (ca_bundle(state)?, state.injector()?);
     let secret = state.all("ca")?.first().and_then(Value::as_str).unwrap_or_default();
     let secret = BASE64_STANDARD
         .decode(secret)
@@ -207,7 +210,11 @@ fn trust(state: &ClusterState) -> QuestionResult {
     }
     Err(failure(
         "the API server trusts other certificates than the injector has",
-        "restart the injector: kubectl rollout restart deployment; another program may overwrite the webhook configuration",
+        format!(
+            "kubectl rollout restart --namespace {} deployment/{}; another program may overwrite the webhook configuration",
+            namespace(injector),
+            name(injector)
+        ),
     ))
 }
 

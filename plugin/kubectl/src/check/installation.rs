@@ -6,7 +6,9 @@ use serde_json::Value;
 use shmesh_injector::bytes_of;
 
 use super::state::ClusterState;
-use super::{CheckAnswer, QuestionEntry, QuestionResult, count, failure, ok, skipped, some, warning};
+use super::{
+    CheckAnswer, Outcome, QuestionEntry, QuestionResult, count, failure, ok, skipped, some, warning,
+};
 use crate::pods::{condition, container_statuses, full_name, label, list, name, namespace, number, text};
 
 /// The oldest Kubernetes that the chart supports, and the oldest with what the DRA driver needs.
@@ -75,6 +77,9 @@ fn pod_security(state: &ClusterState) -> QuestionResult {
         format!("kubectl label --overwrite namespace {wanted} pod-security.kubernetes.io/enforce=privileged");
     match label(found, "pod-security.kubernetes.io/enforce") {
         "privileged" => Ok(ok(format!("namespace {wanted}"))),
+        "" if plugin_ready(state).is_ok_and(|answer| answer.outcome == Outcome::Ok) => {
+            Ok(ok(format!("namespace {wanted}, by the cluster's default")))
+        }
         "" => Err(warning(
             format!("namespace {wanted} has no Pod Security level; the cluster's default applies"),
             remedy,
@@ -84,12 +89,16 @@ fn pod_security(state: &ClusterState) -> QuestionResult {
 }
 
 fn runtime(state: &ClusterState) -> QuestionResult {
+    if state.valid_plugin_config().is_ok_and(|config| !config.has_cdi) {
+        return Ok(skipped("config.cdi.enabled is false"));
+    }
     let (mut without, mut unsure) = (Vec::new(), Vec::new());
     let nodes = state.selected_nodes()?;
     for node in &nodes {
         let runtime = text(node, "/status/nodeInfo/containerRuntimeVersion");
         let (kind, version) = runtime.split_once("://").unwrap_or((runtime, ""));
-        let mut numbers = version.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+        let mut numbers =
+            version.trim_start_matches('v').split(['.', '-']).map(|part| part.parse().unwrap_or(0));
         let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         match kind {
             "containerd" if version >= (2, 0) => {}
@@ -125,7 +134,9 @@ fn plugin_config(state: &ClusterState) -> QuestionResult {
 
 /// Names of the nodes on which the plugin has pods.
 fn covered(state: &ClusterState) -> Result<BTreeSet<&str>, CheckAnswer> {
-    Ok(state.pods_of("plugin")?.iter().map(|pod| text(pod, "/spec/nodeName")).collect())
+    let nodes = state.pods_of("plugin")?.into_iter().map(|pod| text(pod, "/spec/nodeName"));
+    // A pod that waits for a node has none.
+    Ok(nodes.filter(|node| !node.is_empty()).collect())
 }
 
 fn plugin_scheduled(state: &ClusterState) -> QuestionResult {
@@ -367,7 +378,7 @@ fn node_resources(state: &ClusterState) -> QuestionResult {
 }
 
 fn node_health(state: &ClusterState) -> QuestionResult {
-    let prefix = format!("{}/", state.domain());
+    let prefix = format!("{}/", state.domain()?);
     let mut bad = Vec::new();
     for node in state.selected_nodes()? {
         let resources = node.pointer("/status/capacity").and_then(Value::as_object);

@@ -41,7 +41,7 @@ pub(crate) struct InstallationArgs {
     /// Output format: text or JSON
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     output: Format,
-    /// Print the questions, and ask none
+    /// Print the questions without asking them
     #[arg(long)]
     list: bool,
 }

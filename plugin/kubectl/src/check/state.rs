@@ -9,7 +9,7 @@ use shmesh_plugin::ConfigSummary;
 
 use super::{CheckAnswer, failure, skipped, warning};
 use crate::kubectl::{Kubectl, in_parallel};
-use crate::pods::{annotation, label, list, name, namespace, text};
+use crate::pods::{annotation, is_finished, label, list, name, namespace, text};
 
 /// Selects the objects of all releases.
 pub(super) const PRODUCT: &str = "--selector=app.kubernetes.io/name=shmesh";
@@ -151,11 +151,11 @@ impl ClusterState {
         })
     }
 
-    /// Pods of a component of the release.
+    /// Pods of a component of the release that have not ended.
     pub(super) fn pods_of(&self, component: &str) -> Result<Vec<&Value>, CheckAnswer> {
         let of = namespace(self.plugin()?);
         let mut pods = self.of_release("pods", component)?;
-        pods.retain(|pod| namespace(pod) == of);
+        pods.retain(|pod| namespace(pod) == of && !is_finished(pod));
         Ok(pods)
     }
 
@@ -201,8 +201,9 @@ impl ClusterState {
     }
 
     /// The domain of annotations and resources.
-    pub(super) fn domain(&self) -> String {
-        self.valid_plugin_config().map_or_else(|_| "shmesh.io".to_owned(), |config| config.domain)
+    pub(super) fn domain(&self) -> Result<String, CheckAnswer> {
+        let unknown = |_| skipped("the domain is not known without the plugin's configuration");
+        self.valid_plugin_config().map(|config| config.domain).map_err(unknown)
     }
 
     /// Pods that ask for links, share a pool, or have a sidecar.

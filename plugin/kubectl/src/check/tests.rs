@@ -221,6 +221,8 @@ const MISTAKES: &[Case] = {
         }),
         ("pod-security", Warning, "no Pod Security level", |s| {
             s.object("namespaces", "shmesh-system")["metadata"]["labels"] = json!({});
+            s.list_mut("pods")
+                .retain(|pod| !pod["metadata"]["name"].as_str().unwrap().starts_with("plugin-"));
         }),
         ("runtime", Failure, "b: docker://1", |s| {
             s.object("nodes", "b")["status"]["nodeInfo"]["containerRuntimeVersion"] = "docker://1".into();
@@ -238,6 +240,9 @@ const MISTAKES: &[Case] = {
         ("plugin-scheduled", Failure, "selects no node", |s| s.list_mut("nodes").clear()),
         ("plugin-scheduled", Failure, "no pod on b", |s| {
             s.list_mut("pods").retain(|pod| pod["metadata"]["name"] != "plugin-b")
+        }),
+        ("plugin-scheduled", Failure, "no pod on b", |s| {
+            s.object("pods", "plugin-b")["spec"]["nodeName"] = Value::Null;
         }),
         ("plugin-scheduled", Warning, "no pod on b", |s| {
             s.list_mut("pods").retain(|pod| pod["metadata"]["name"] != "plugin-b");
@@ -334,6 +339,10 @@ const MISTAKES: &[Case] = {
         ("sidecars-ready", Failure, "shmesh-sample/phy: shmesh ImagePullBackOff: no image", |s| {
             break_status(&mut s.object("pods", "phy")["status"]["initContainerStatuses"][0]);
         }),
+        ("sidecars-ready", Warning, "shmesh-sample/phy: shmesh PodInitializing", |s| {
+            let status = &mut s.object("pods", "phy")["status"]["initContainerStatuses"][0];
+            *status = json!({ "name": "shmesh", "ready": false, "state": { "waiting": { "reason": "PodInitializing" } } });
+        }),
         ("sidecars-restarts", Warning, "shmesh-sample/phy shmesh: 3 times, OOMKilled", |s| {
             restart(s, "phy", "initContainerStatuses")
         }),
@@ -342,6 +351,9 @@ const MISTAKES: &[Case] = {
         }),
         ("peers", Warning, "radio in pool/fronthaul: shmesh-sample/mac has no primary", |s| {
             s.list_mut("pods").retain(|pod| pod["metadata"]["name"] != "phy");
+        }),
+        ("peers", Warning, "shmesh-sample/mac has no primary", |s| {
+            s.object("pods", "mac")["spec"]["nodeName"] = "b".into();
         }),
         ("peers", Warning, "shmesh-sample/phy has no secondary", |s| {
             s.object("pods", "mac")["status"]["phase"] = "Failed".into()
@@ -430,6 +442,46 @@ fn each_mistake_is_found_by_its_question() {
     let all: BTreeSet<&str> = questions().iter().map(|question| question.id).collect();
     assert_eq!(found, all);
     assert_eq!(questions().len(), all.len(), "two questions have one name");
+}
+
+/// The question that could take a state for a mistake, and the state.
+type HarmlessState = (&'static str, fn(&mut ClusterState));
+
+/// States that look like mistakes and are none.
+#[test]
+fn ordinary_states_have_no_findings() {
+    let states: [HarmlessState; 5] = [
+        ("injector-ready", |s| {
+            let mut evicted = s.object("pods", "injector-a").clone();
+            evicted["metadata"]["name"] = "injector-evicted".into();
+            evicted["status"] = json!({ "phase": "Failed", "reason": "Evicted" });
+            s.add("pods", evicted);
+        }),
+        ("pod-security", |s| s.object("namespaces", "shmesh-system")["metadata"]["labels"] = json!({})),
+        ("runtime", |s| {
+            s.replace_config("shmesh-plugin", "plugin.yaml", "hostRoot:", "cdi: {enabled: false}\nhostRoot:");
+            s.replace_config("shmesh-plugin", "plugin.yaml", "50%", "0");
+            s.replace_config("shmesh-plugin", "plugin.yaml", ", gid: 60001", "");
+            s.object("nodes", "a")["status"]["nodeInfo"]["containerRuntimeVersion"] =
+                "containerd://1.6.1".into();
+        }),
+        ("sidecars-ready", |s| {
+            let pod = s.object("pods", "phy");
+            pod["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z".into();
+            break_status(&mut pod["status"]["initContainerStatuses"][0]);
+        }),
+        ("pods-cdi", |s| {
+            s.object("pods", "mac")["status"]["containerStatuses"][0]["state"] = json!({ "waiting": {
+                "reason": "CreateContainerError", "message": "unresolvable CDI devices nvidia.com/gpu=0"
+            } });
+        }),
+    ];
+    for (id, change) in states {
+        let mut state = healthy();
+        change(&mut state);
+        let answer = answer(&state, id);
+        assert!(matches!(answer.outcome, Outcome::Ok | Outcome::Skipped), "{id}: {answer:?}");
+    }
 }
 
 #[test]

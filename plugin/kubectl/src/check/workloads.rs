@@ -17,7 +17,7 @@ use crate::pods::{
 
 pub(super) const PODS: [QuestionEntry; 10] = [
     ("annotations", "the annotations of all pods are valid", annotations),
-    ("pods-injected", "each pod that keeps a link has a sidecar", injected),
+    ("pods-injected", "each pod that needs a sidecar for its links has one", injected),
     ("sidecars-ready", "all sidecars are ready", sidecars_ready),
     ("sidecars-restarts", "no sidecar restarts", sidecars_restarts),
     ("sidecars-image", "all sidecars have the configured image", sidecars_image),
@@ -30,9 +30,9 @@ pub(super) const PODS: [QuestionEntry; 10] = [
 
 /// Pods with links that have not ended.
 fn linked(state: &ClusterState) -> Result<(String, Vec<&Value>), CheckAnswer> {
-    let domain = state.domain();
+    let domain = state.domain()?;
     let mut pods = state.annotated_pods(&domain, &["links"])?;
-    pods.retain(|pod| !is_finished(pod));
+    pods.retain(|pod| !is_finished(pod) && text(pod, "/metadata/deletionTimestamp").is_empty());
     Ok((domain, pods))
 }
 
@@ -74,12 +74,22 @@ fn with_sidecar(state: &ClusterState) -> Result<Vec<&Value>, CheckAnswer> {
 
 fn sidecars_ready(state: &ClusterState) -> QuestionResult {
     let pods = with_sidecar(state)?;
-    let bad = |pod: &&Value| {
+    let (mut bad, mut starting) = (Vec::new(), Vec::new());
+    for pod in &pods {
         // A pod that waits for a node has no sidecar yet.
-        let reason = sidecar_status(pod).and_then(trouble)?;
-        Some(format!("{}: {reason}", full_name(pod)))
-    };
-    let bad: Vec<String> = pods.iter().filter_map(bad).collect();
+        let Some(status) = sidecar_status(pod) else { continue };
+        let Some(reason) = trouble(status) else { continue };
+        let is_starting =
+            matches!(text(status, "/state/waiting/reason"), "ContainerCreating" | "PodInitializing");
+        let list = if is_starting { &mut starting } else { &mut bad };
+        list.push(format!("{}: {reason}", full_name(pod)));
+    }
+    if bad.is_empty() && !starting.is_empty() {
+        return Err(warning(
+            some(&starting),
+            "ask again in a minute; kubectl describe pod shows what a pod waits for",
+        ));
+    }
     if bad.is_empty() {
         return Ok(ok(count(pods.len(), "sidecar")));
     }
@@ -117,8 +127,8 @@ fn sidecars_image(state: &ClusterState) -> QuestionResult {
 
 fn peers(state: &ClusterState) -> QuestionResult {
     let (domain, pods) = linked(state)?;
-    // A pool is shared by namespaces, a claim is not.
-    let mut sides: BTreeMap<(String, String, String), BTreeMap<&str, String>> = BTreeMap::new();
+    // A pool is shared by the namespaces of a node, a claim is not.
+    let mut sides: BTreeMap<[String; 4], BTreeMap<&str, String>> = BTreeMap::new();
     for pod in pods {
         for link in links(pod, &domain).and_then(Result::ok).into_iter().flatten() {
             let of = match link.scope {
@@ -127,11 +137,12 @@ fn peers(state: &ClusterState) -> QuestionResult {
                 Scope::Claim(_) => namespace(pod).to_owned(),
             };
             let side = if link.side == Side::Primary { "primary" } else { "secondary" };
-            let key = (of, link.scope.to_string(), link.config.name.to_string());
+            let node = text(pod, "/spec/nodeName").to_owned();
+            let key = [node, of, link.scope.to_string(), link.config.name.to_string()];
             sides.entry(key).or_default().insert(side, full_name(pod));
         }
     }
-    let bad = |((_, scope, link), sides): (&(String, String, String), &BTreeMap<&str, String>)| {
+    let bad = |([_, _, scope, link], sides): (&[String; 4], &BTreeMap<&str, String>)| {
         let (side, pod) = sides.first_key_value().filter(|_| sides.len() == 1)?;
         let missing = if *side == "primary" { "secondary" } else { "primary" };
         Some(format!("{link} in {scope}: {pod} has no {missing}"))
@@ -142,12 +153,12 @@ fn peers(state: &ClusterState) -> QuestionResult {
     }
     Err(warning(
         some(&bad),
-        "create the other pod, with the same link name and scope; a secondary waits for its primary",
+        "create the other pod on the same node, with the same link name and scope; a secondary waits for its primary",
     ))
 }
 
 fn pending(state: &ClusterState) -> QuestionResult {
-    let prefix = format!("{}/", state.domain());
+    let prefix = format!("{}/", state.domain()?);
     let waits = |pod: &Value| {
         let (status, message) = condition(pod, "PodScheduled")?;
         (status == "False" && message.contains("nsufficient") && message.contains(&prefix))
@@ -164,9 +175,10 @@ fn pending(state: &ClusterState) -> QuestionResult {
 }
 
 fn admitted(state: &ClusterState) -> QuestionResult {
+    let domain = state.domain()?;
     let is_refused = |pod: &&Value| {
         text(pod, "/status/reason") == "UnexpectedAdmissionError"
-            && (uses_resources(pod, &state.domain()) || text(pod, "/status/message").contains("shmesh"))
+            && (uses_resources(pod, &domain) || text(pod, "/status/message").contains("shmesh"))
     };
     let refused = state.all("pods")?.iter().filter(is_refused);
     let bad: Vec<String> =
@@ -190,9 +202,11 @@ fn uses_resources(pod: &Value, domain: &str) -> bool {
 }
 
 fn cdi(state: &ClusterState) -> QuestionResult {
+    let device = format!("{}/", state.domain()?);
     let failing = |pod: &Value| {
         let message = container_statuses(pod).map(|status| text(status, "/state/waiting/message"));
-        let message = { message }.find(|message| message.contains("CDI device"))?;
+        let message =
+            { message }.find(|message| message.contains("CDI device") && message.contains(&device))?;
         Some(format!("{}: {message}", full_name(pod)))
     };
     let bad: Vec<String> = state.all("pods")?.iter().filter_map(failing).collect();

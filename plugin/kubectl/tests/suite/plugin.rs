@@ -67,12 +67,12 @@ fn pod_that_does_not_answer_does_not_hold_up_the_others() {
     kubectl.answer("hangs-ls.hangs", "");
     kubectl.answer("phy-0-ls", LINKS);
     kubectl.answer("fails-ls.error", "error: Internal error occurred: executable file not found in $PATH\n");
-    let output = kubectl.run(&["ls", "--timeout", "1"]);
+    let output = kubectl.run(&["ls", "--timeout", "3"]);
     assert_eq!(output.status.code(), Some(1));
     let (printed, said) = (text(&output.stdout), text(&output.stderr));
     assert!(printed.contains("phy-0  worker-1  radio"), "{printed}");
     assert!(
-        said.contains("error: pod ran/hangs: ") && said.contains("did not end within 1 s; look at the pod"),
+        said.contains("error: pod ran/hangs: ") && said.contains("did not end within 3 s; look at the pod"),
         "{said}"
     );
     assert!(said.contains("exec --namespace ran fails --container shmesh"), "{said}");
@@ -181,7 +181,7 @@ fn check_without_an_installation_fails_with_a_remedy() {
     assert_eq!(of("api-server")["outcome"], "ok");
     assert_eq!(of("installation")["outcome"], "failure");
     assert!(of("installation")["remedy"].as_str().unwrap().contains("helm install"));
-    assert!(of("pods-pending")["outcome"] == "ok" && answers.len() >= 30);
+    assert!(of("pods-pending")["outcome"] == "skipped" && answers.len() >= 30);
     let listed = succeeded(&kubectl.run(&["check", "--list"]));
     assert_eq!(listed.lines().count(), answers.len());
 }

@@ -83,7 +83,7 @@ fn real_kubectl_runs_the_plugin_and_completes_it() {
     let Some(listed) = run(&["shmesh", "check", "--list"]) else { return };
     assert!(listed.contains("webhook-certificate"), "{listed}");
     let completed = run(&["__complete", "shmesh", "ch"]).unwrap();
-    assert!(completed.starts_with("check\tAsk what may be wrong"), "{completed}");
+    assert!(completed.starts_with("check\tCheck an installation"), "{completed}");
     let completed = run(&["__complete", "shmesh", "ls", "--all"]).unwrap();
     assert!(completed.starts_with("--all-namespaces"), "{completed}");
 }
