@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::link::host::{socket_prefix, try_lock};
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
-use crate::segment::lock::{Lock, inode_of};
+use crate::segment::lock::Lock;
 use crate::segment::store::{Store, file_name};
 
 /// The files of a link, and reasons not to remove them.
@@ -301,6 +301,11 @@ fn is_socket(path: &Path) -> io::Result<bool> {
 fn is_lock(path: &Path) -> io::Result<bool> {
     let metadata = std::fs::symlink_metadata(path)?;
     Ok(metadata.is_file() && metadata.len() == 0)
+}
+
+fn inode_of(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Files of a link, and foreign files with such names.

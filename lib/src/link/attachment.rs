@@ -2,8 +2,8 @@
 //! detaching.
 //!
 //! Every process on a link shares the attachment lock of `<link>.lock`, from before it takes a seat until it has detached. A
-//! process that detaches, or fails to open the link, removes it only if it can take that lock exclusively, so that no process
-//! is left on a link without a name.
+//! process that detaches removes the link only if it can take that lock exclusively, so that no process is left on a
+//! link without a name.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -12,10 +12,10 @@ use super::host::{HostListener, HostSocket, serve_memory};
 use super::monitor::{LinkWatch, Start};
 use crate::config::{Backing, PoolId};
 use crate::error::Result;
-use crate::segment::lock::{Host, Lock};
+use crate::segment::lock::Host;
 
 /// Maximum number of processes that may detach one after the other while one of them checks whether it is the last.
-pub(super) const RETIRE_ROUNDS_MAX: u32 = 128;
+const RETIRE_ROUNDS_MAX: u32 = 128;
 
 /// This process's attachment to a link, which ends when it is dropped.
 #[derive(Debug)]
@@ -70,35 +70,28 @@ impl Drop for Attachment {
 
 /// Removes the link if no process is on it and no message is queued.
 fn remove_if_last(shared: &Shared) {
-    shared.lock.leave();
-    if close_if_last(&shared.lock) {
-        remove(shared);
-    }
-}
-
-/// Takes the host role and the exclusive attachment lock, if no process is on the link. This process must not have joined.
-pub(super) fn close_if_last(lock: &Lock) -> bool {
+    let lock = &shared.lock;
+    lock.leave();
     // Repeated for each process that detaches at this moment.
     for _ in 0..RETIRE_ROUNDS_MAX {
         // A process with the host role creates the link, or will run this check after us.
         if !lock.try_take_host_role().unwrap_or(false) || !lock.is_named() {
-            return false;
+            return;
         }
         if lock.try_close().unwrap_or(false) {
-            return true;
+            return remove(shared);
         }
         lock.leave_host_role();
         // Remaining processes check when they detach. If they detached while we had the role, they left the removal to us.
         if lock.others_joined().unwrap_or(true) {
-            return false;
+            return;
         }
     }
-    false
 }
 
 /// Removes the files of a link that no process is on, unless messages are queued. Requires the host role and the
 /// exclusive attachment lock.
-pub(super) fn remove(shared: &Shared) {
+fn remove(shared: &Shared) {
     let (lock, store) = (&shared.lock, &shared.store);
     if store.backing == Backing::Named {
         if shared.core.rings().iter().any(|ring| ring.has_message()) {

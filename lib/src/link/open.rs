@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use shmesh_sys::process::ProcessIdentity;
 use shmesh_sys::{cgroup, file};
 
-use super::attachment::{Attachment, RETIRE_ROUNDS_MAX, close_if_last, remove};
+use super::attachment::Attachment;
 use super::bell::Bells;
 use super::core::Core;
 use super::host::{
     GatherOutcome, HostAnswer, HostListener, NO_HOST, OTHER_SIDECAR, SILENT, WANTING, ask, gather, listen,
-    lock_file, lock_path, locking, refused, serve_memory,
+    lock_file, locking, refused, serve_memory,
 };
 use super::monitor::Start;
 use super::{Link, Shared, device};
@@ -317,21 +317,12 @@ impl LinkOptions {
         Store { guard_truncation: self.guard_truncation, ..Store::new(config, &self.dir) }
     }
 
-    /// Retries until the link is open, or the time limit of what it waits for has passed. Attempts that failed leave nothing.
+    /// Retries until the link is open, or the time limit of what it waits for has passed.
     pub(super) fn settle<T>(
         &self,
         store: &Store,
         attempt: impl Fn(Duration) -> Result<Attempt<T>>,
     ) -> Result<T> {
-        self.retry(store, attempt).inspect_err(|error| {
-            // A process that waits for a link does not make the lock file, and must not hold up creators.
-            if !matches!(error.kind(), ErrorKind::NotFound { .. } | ErrorKind::NoDirectory { .. }) {
-                self.remove_lock_file(store);
-            }
-        })
-    }
-
-    fn retry<T>(&self, store: &Store, attempt: impl Fn(Duration) -> Result<Attempt<T>>) -> Result<T> {
         let start = Instant::now();
         let patience = SETTLE.max(self.timeout);
         loop {
@@ -358,39 +349,6 @@ impl LinkOptions {
                 return Err(error.into());
             }
             std::thread::sleep(RETRY);
-        }
-    }
-
-    /// Removes the lock file after an attempt that failed without having a link, as a process does that detaches: another may
-    /// have opened it, and notices that it has no name any more.
-    fn remove_lock_file(&self, store: &Store) {
-        for _ in 0..RETIRE_ROUNDS_MAX {
-            // Processes on a link remove it with its lock file.
-            if !store.is_free() {
-                return;
-            }
-            let Ok(Some(lock)) = Lock::open(&lock_path(store)) else { return };
-            if !close_if_last(&lock) {
-                return;
-            }
-            if !store.is_free() {
-                // Created meanwhile, by a process that left the removal to this one.
-                if let Ok(Some(segments)) = self.existing(store, Vec::new())
-                    && let Ok(shared) = assemble(store, segments, lock)
-                {
-                    remove(&shared);
-                }
-                return;
-            }
-            if !lock.is_used().unwrap_or(true) {
-                let _ = lock.remove();
-                return;
-            }
-            // A host without a link removes the lock file if it fails, unless it failed just now, while we kept it from that.
-            lock.release();
-            if lock.is_used().unwrap_or(true) {
-                return;
-            }
         }
     }
 
@@ -444,19 +402,17 @@ impl LinkOptions {
                 Attempt::Done(segments) => segments,
                 unsettled => return unsettled.and_then(|_| unreachable!("it is not done")),
             };
+            if let Some(config) = create {
+                same_shape(store, config, &segments)?;
+            }
             let shared = assemble(store, segments, lock)?;
-            return or_detach(&shared, || {
-                if let Some(config) = create {
-                    same_shape(store, config, &shared.segments)?;
-                }
-                let listening = serve_memory(&shared, host)?;
-                if host == Some(Host::Sidecar) && listening.is_none() {
-                    return Ok(Attempt::Unsettled(OTHER_SIDECAR));
-                }
-                let is_served = listening.is_some() || !shared.has_descriptors();
-                let session = if is_served { None } else { session_with_host(&shared) };
-                Ok(Attempt::Done(EnteredLink { shared: Arc::clone(&shared), session, listening }))
-            });
+            let listening = serve_memory(&shared, host)?;
+            if host == Some(Host::Sidecar) && listening.is_none() {
+                return Ok(Attempt::Unsettled(OTHER_SIDECAR));
+            }
+            let is_served = listening.is_some() || !shared.has_descriptors();
+            let session = if is_served { None } else { session_with_host(&shared) };
+            return Ok(Attempt::Done(EnteredLink { shared, session, listening }));
         }
         // 2. Memory without names comes from the host.
         let is_host = |asked: (Host, u64)| lock.host().is_ok_and(|now| now == Some(asked));
@@ -470,18 +426,12 @@ impl LinkOptions {
                     let Some(segments) = self.existing(store, offer.segments)? else {
                         return Ok(Attempt::Unsettled(REMOVED));
                     };
+                    if let Some(config) = create {
+                        same_shape(store, config, &segments)?;
+                    }
                     let shared = assemble(store, segments, lock)?;
-                    return or_detach(&shared, || {
-                        if let Some(config) = create {
-                            same_shape(store, config, &shared.segments)?;
-                        }
-                        let session = Some(session(&shared, connection, at));
-                        Ok(Attempt::Done(EnteredLink {
-                            shared: Arc::clone(&shared),
-                            session,
-                            listening: None,
-                        }))
-                    });
+                    let session = Some(session(&shared, connection, at));
+                    return Ok(Attempt::Done(EnteredLink { shared, session, listening: None }));
                 }
                 HostAnswer::NeedsMemory => return Ok(Attempt::Unsettled(WANTING)),
                 HostAnswer::NoHost => {}
@@ -706,21 +656,6 @@ impl LinkOptions {
 /// process has created the link.
 fn publish(store: &Store, segments: &[Segment], has_host_role: bool) -> Result<bool> {
     let mut published = Vec::new();
-    let is_published = publish_each(store, segments, has_host_role, &mut published);
-    if !matches!(is_published, Ok(true)) {
-        for path in published {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-    is_published
-}
-
-fn publish_each(
-    store: &Store,
-    segments: &[Segment],
-    has_host_role: bool,
-    published: &mut Vec<PathBuf>,
-) -> Result<bool> {
     for segment in segments[1..].iter().chain(&segments[..1]) {
         let spare = segment.header.pool.map(|pool| store.spare_path(pool, segment.header.epoch));
         let usual = store.path(segment.header.pool);
@@ -743,6 +678,9 @@ fn publish_each(
             }
         }
         if !done {
+            for path in published {
+                let _ = std::fs::remove_file(path);
+            }
             return Ok(false);
         }
     }
@@ -801,16 +739,6 @@ const SECOND: &str =
 /// Becomes present. Returns `false` if the link is being removed, or was.
 fn join(store: &Store, lock: &Lock) -> Result<bool> {
     Ok(lock.try_join().map_err(|error| locking(store, error))? && lock.is_named())
-}
-
-/// Completes an attempt of a process that is present. If that fails, the process detaches: another that has detached
-/// meanwhile left the removal of the link to it.
-fn or_detach<T>(shared: &Arc<Shared>, complete: impl FnOnce() -> Result<Attempt<T>>) -> Result<Attempt<T>> {
-    let completed = complete();
-    if !matches!(completed, Ok(Attempt::Done(_))) {
-        drop(Attachment::new(shared, None));
-    }
-    completed
 }
 
 /// Makes the connection by which a link was provided the session with its host.

@@ -26,12 +26,6 @@ const SOCKETS: u64 = 1 << 32;
 const SOCKETS_MAX: u64 = 1 << 40;
 const SOCKETS_PER_USER: u64 = 1 << 8;
 
-/// Device and inode of the file at a path, which tell it from another of the same name.
-pub(crate) fn inode_of(path: &Path) -> Option<(u64, u64)> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
-}
-
 /// The kinds of hosts. The lock of a host begins at the number of its socket and reaches to the end of the range, so
 /// only one process of each kind has it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -107,7 +101,11 @@ impl Lock {
 
     /// Whether the file is the one at a path.
     fn is_at(&self, path: &Path) -> bool {
-        self.file.metadata().is_ok_and(|ours| inode_of(path) == Some((ours.dev(), ours.ino())))
+        let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        match (self.file.metadata(), std::fs::symlink_metadata(path)) {
+            (Ok(ours), Ok(named)) => inode(ours) == inode(named),
+            _ => false,
+        }
     }
 
     /// Takes the lock for creating, serving or removing the link. Returns `false` if another process has it.

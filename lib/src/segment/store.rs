@@ -150,15 +150,6 @@ impl Store {
         }
     }
 
-    /// Whether there is no link with this name: at most a file of another program has the name of its segment.
-    pub(crate) fn is_free(&self) -> bool {
-        let path = self.path(None);
-        match self.file_at(&path).and_then(|file| file.map(|file| self.header(&file, "", None)).transpose()) {
-            Ok(found) => found.is_none(),
-            Err(error) => matches!(error.kind(), ErrorKind::NotOurs { .. }),
-        }
-    }
-
     /// Removes a file, if it is a segment of the link with this epoch.
     pub(crate) fn remove(&self, path: &Path, pool: Option<PoolId>, epoch: u64) -> io::Result<bool> {
         file::remove_exactly(path, |path| {
@@ -168,13 +159,8 @@ impl Store {
     }
 
     fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<Segment>> {
-        let file = self.file_at(path)?;
-        file.map(|file| self.check(file, &path.display().to_string(), pool)).transpose()
-    }
-
-    fn file_at(&self, path: &Path) -> Result<Option<File>> {
         match file::open(path, true) {
-            Ok(file) => Ok(Some(file)),
+            Ok(file) => self.check(file, &path.display().to_string(), pool).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // Not a regular file: shmesh did not create it.
             Err(error)

@@ -2,11 +2,10 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shmesh::{LinkOptions, Side};
-use shmesh_testing::{Peer, Watchdog, config, files, ipc_dir, is_root, receive, refused, send, until};
+use shmesh_testing::{Peer, Watchdog, config, files, ipc_dir, is_root, until};
 
 /// Each kind of link that restarts differently.
 const KINDS: [&str; 6] = [
@@ -686,48 +685,6 @@ fn race_of_primaries(races: u32) {
     }
 }
 
-#[test]
-fn failing_creators_neither_disturb_others_nor_leave_anything() {
-    beside_failing_creators(50);
-}
-
-#[test]
-#[ignore = "long: 1,000 links of each kind"]
-fn failing_creators_never_disturb_others() {
-    beside_failing_creators(1000);
-}
-
-fn beside_failing_creators(links: u32) {
-    let _watchdog = Watchdog::start();
-    for kind in KINDS {
-        let dir = ipc_dir();
-        let options = LinkOptions::new().dir(dir.path());
-        let exchange = || -> shmesh::Result<()> {
-            let phy = options.create(&config("link", kind))?;
-            let mac = options.attach("link", Side::Secondary)?;
-            send(&mac, 1, "hello")?;
-            assert_eq!(receive(&phy)?, Some((1, "hello".to_owned())), "{kind}");
-            Ok(())
-        };
-        let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    // More than any file system has.
-                    let config = config("link", "data=16777216x65000");
-                    while !is_over.load(Ordering::Relaxed) {
-                        refused(options.create(&config));
-                    }
-                });
-            }
-            let exchanged = (0..links).try_for_each(|_| exchange());
-            is_over.store(true, Ordering::Relaxed);
-            exchanged.unwrap_or_else(|error| panic!("{kind}: {error}"));
-        });
-        assert_eq!(files(dir.path()), [""; 0], "{kind}");
-    }
-}
-
 /// A creator that is stopped at any moment blocks no other process, and later finds their link.
 #[test]
 fn creator_that_is_stopped_does_not_block_others() {
@@ -952,10 +909,10 @@ fn fresh_link_starts_empty() {
         drop(loans);
         for (from, to) in [(&phy, &mac), (&mac, &phy)] {
             for i in 0..16 {
-                send(from, i, "new").unwrap();
+                shmesh_testing::send(from, i, "new").unwrap();
             }
             for i in 0..16 {
-                assert_eq!(receive(to).unwrap(), Some((i, "new".to_owned())), "{kind}");
+                assert_eq!(shmesh_testing::receive(to).unwrap(), Some((i, "new".to_owned())), "{kind}");
             }
         }
         if config.notify {
@@ -984,7 +941,7 @@ fn fresh_is_refused_while_a_participant_is_attached() {
             assert!(refused.contains(word), "{kind}: {refused}");
         }
         let phy = options.create(&config).unwrap();
-        assert_eq!(receive(&phy).unwrap(), Some((1, "waits".to_owned())), "{kind}");
+        assert_eq!(shmesh_testing::receive(&phy).unwrap(), Some((1, "waits".to_owned())), "{kind}");
         // A handle of this process counts, too.
         mac.kill();
         until("the death is seen", || phy.recover().is_ok() && phy.participants().count() == 1);

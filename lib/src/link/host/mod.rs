@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
 use shmesh_proto::packet;
-use shmesh_sys::file::{may_be_memory, remove_exactly, set_nonblocking};
+use shmesh_sys::file::{may_be_memory, set_nonblocking};
 use shmesh_sys::{errno, socket, user};
 
 use super::Shared;
 use crate::config::Backing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::segment::header::LAYOUT_VERSION;
-use crate::segment::lock::{Host, Lock, inode_of};
+use crate::segment::lock::{Host, Lock};
 use crate::segment::store::Store;
 pub(super) use gather::{GatherOutcome, gather};
 pub use link_host::{LinkHost, LinkHostOffer};
@@ -251,24 +251,17 @@ pub(super) struct HostListener {
 pub(super) struct HostSocket {
     number: u64,
     path: PathBuf,
-    inode: Option<(u64, u64)>,
 }
 
 impl HostSocket {
     /// Ends the host role, once: removes the socket's name and releases its number.
     pub(super) fn end(&self, lock: &Lock) {
         if lock.withdraw() {
-            self.remove(lock);
+            if lock.is_named() {
+                let _ = std::fs::remove_file(&self.path);
+            }
+            lock.leave_socket(self.number);
         }
-    }
-
-    /// Removes the socket's name and releases its number. If the lock file was replaced, the name may belong to another process,
-    /// which has this number in the new one.
-    fn remove(&self, lock: &Lock) {
-        if inode_of(&self.path) == self.inode {
-            let _ = std::fs::remove_file(&self.path);
-        }
-        lock.leave_socket(self.number);
     }
 }
 
@@ -287,7 +280,8 @@ pub(super) fn listen(store: &Store, lock: &Lock, host: Host) -> Result<Option<Ho
         drop(Lock::open(&lock_path(store)));
         return Ok(Some(listening));
     }
-    listening.place.remove(lock);
+    let _ = std::fs::remove_file(&listening.place.path);
+    lock.leave_socket(listening.place.number);
     Ok(None)
 }
 
@@ -317,16 +311,12 @@ fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -
     let mut from = 0;
     while let Some(number) = lock.take_socket(user::effective(), from)? {
         let path = socket_path(store, number);
-        // The number is ours, so an existing socket is stale, unless the lock file was replaced.
-        let is_stale = |at: &Path| {
-            lock.is_named() && std::fs::symlink_metadata(at).is_ok_and(|there| there.file_type().is_socket())
-        };
-        let _ = remove_exactly(&path, is_stale);
+        // The number is ours, so an existing socket is stale.
+        if std::fs::symlink_metadata(&path).is_ok_and(|there| there.file_type().is_socket()) {
+            let _ = std::fs::remove_file(&path);
+        }
         match on(&path, store.file_mode).and_then(|listener| set_nonblocking(&listener).map(|()| listener)) {
-            Ok(listener) => {
-                let inode = inode_of(&path);
-                return Ok(HostListener { listener, place: HostSocket { number, path, inode } });
-            }
+            Ok(listener) => return Ok(HostListener { listener, place: HostSocket { number, path } }),
             Err(error) => {
                 lock.leave_socket(number);
                 // Another user's socket, which may not be removed.
