@@ -21,14 +21,19 @@ fn json(dir: &Path, args: &[&str]) -> Value {
     serde_json::from_str(&ok(dir, args)).unwrap()
 }
 
+/// A ready sidecar that keeps the link `link`.
+fn sidecar_of_link(dir: &Path) -> Daemon {
+    let mut sidecar = Command::new(program("shmesh-sidecar"));
+    sidecar.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
+    sidecar.args(["--dir", dir.to_str().unwrap()]);
+    Daemon::start(sidecar, "\"ready\"")
+}
+
 #[test]
 fn commands_who_and_keys_list_clients_and_keys() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let mut sidecar = Command::new(program("shmesh-sidecar"));
-    sidecar.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
-    sidecar.args(["--dir", dir.path().to_str().unwrap()]);
-    let _sidecar = Daemon::start(sidecar, "\"ready\"");
+    let _sidecar = sidecar_of_link(dir.path());
     let dir = dir.path();
     assert_eq!(ok(dir, &["keys", "link"]), "no device keys\n");
 
@@ -110,10 +115,7 @@ esac
 fn kubectl_plugin_reads_what_the_command_prints_in_a_pod() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let mut sidecar = Command::new(program("shmesh-sidecar"));
-    sidecar.args(["--link", "link", "--any-file-system", "--log-format", "json"]);
-    sidecar.args(["--dir", dir.path().to_str().unwrap()]);
-    let _sidecar = Daemon::start(sidecar, "\"ready\"");
+    let _sidecar = sidecar_of_link(dir.path());
     let mut peer = Peer::start(dir.path());
     peer.tell("attach link primary 1000");
     peer.tell("device connect");

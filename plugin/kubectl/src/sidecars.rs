@@ -19,7 +19,7 @@ use crate::pods::{full_name, list, name, namespace, number, sidecar_status, text
 pub(crate) struct PodArgs {
     #[command(flatten)]
     kubectl: Kubectl,
-    /// Namespace of the pods; by default that of the context
+    /// Namespace of the pods; default: the namespace of kubectl's context
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// Pods of all namespaces

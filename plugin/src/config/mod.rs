@@ -422,7 +422,7 @@ impl Config {
         Self::checked(document, problems, limits)
     }
 
-    /// Checks a document; `problems` are those of its parts that could not be parsed.
+    /// Checks a document. `problems` has the mistakes in parts of it that could not be parsed.
     fn checked(
         mut document: Value,
         mut problems: Vec<Problem>,
