@@ -1,6 +1,7 @@
 //! The orders that peers execute, and preparations before them.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shmesh::config::PoolId;
@@ -252,17 +253,28 @@ fn prepare(words: &[&str]) {
             setgid(Gid::from_raw(gid)).expect("setgid");
             setuid(Uid::from_raw(uid)).expect("setuid");
         }
-        // Uses all descriptors of its limit, or raises the limit.
+        // Uses all descriptors of its limit, also those that another thread closes later, or raises the limit.
         ["descriptors", wanted] => {
             use nix::sys::resource::{Resource, getrlimit, setrlimit};
+            static NONE_LEFT: AtomicBool = AtomicBool::new(false);
             let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit");
+            NONE_LEFT.store(wanted == "none", Ordering::SeqCst);
             let limit = if wanted == "none" { 64 } else { most };
             setrlimit(Resource::RLIMIT_NOFILE, limit, most).expect("set the limit");
-            if wanted == "none" {
-                while let Ok(file) = std::fs::File::open("/dev/null") {
+            let take_all = || {
+                while NONE_LEFT.load(Ordering::SeqCst)
+                    && let Ok(file) = std::fs::File::open("/dev/null")
+                {
                     std::mem::forget(file);
                 }
-            }
+            };
+            take_all();
+            std::thread::spawn(move || {
+                while NONE_LEFT.load(Ordering::SeqCst) {
+                    take_all();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
         }
         // Fewer descriptors than it has already.
         ["limit", limit] => {

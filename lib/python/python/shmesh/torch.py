@@ -32,6 +32,8 @@ _MSG_BYTES = 16_384
 # Batches without a buffer of the pool, and other messages of workers: they only have a MSG part.
 _FURTHER_MESSAGES = 64
 _LOOK_AGAIN = 0.01
+# How long a worker may take to end after a signal.
+_TERMINATED_SECONDS = 5.0
 
 with warnings.catch_warnings():
     # torch warns once that a read-only array is used as writable. That is intended here: numpy must not write to a received
@@ -63,7 +65,19 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[misc, unused-igno
             depth = (self.prefetch_factor or 2) * self.num_workers + 2
             # The first queue that torch creates for an iterator is for results; the others are for indices.
             self.multiprocessing_context.results = (self.nbytes, depth)
+            self.check_worker_number_rationality()
+            return _Iterator(self)
         return super()._get_iterator()
+
+
+class _Iterator(torch.utils.data.dataloader._MultiProcessingDataLoaderIter):  # type: ignore[misc, unused-ignore]
+    """torch's iterator, which waits for the workers that it terminates: one that ends last leaves the lock file of its link."""
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        if getattr(self, "_shutdown", False):
+            for worker in getattr(self, "_workers", ()):
+                worker.join(_TERMINATED_SECONDS)
 
 
 def _context_like(base: Any) -> Any:
