@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory, ValueHint};
 
 /// Name under which kubectl asks for completions of `kubectl shmesh`: a link to this program.
 const ASKED_BY_KUBECTL: &str = "kubectl_complete-shmesh";
@@ -43,6 +43,7 @@ pub(crate) fn complete(words: &[OsString]) -> String {
         words.split_last().map_or(("", words), |(last, before)| (last.to_str().unwrap_or(""), before));
     let cli = crate::Cli::command();
     let subcommand = before.iter().find_map(|word| cli.find_subcommand(word));
+    let command = subcommand.unwrap_or(&cli);
     let mut text = String::new();
     let mut add = |word: &str, about: Option<&clap::builder::StyledStr>| {
         if word.starts_with(last) {
@@ -50,8 +51,14 @@ pub(crate) fn complete(words: &[OsString]) -> String {
             let _ = writeln!(text, "{word}\t{about}");
         }
     };
+    // An option and its value are two words, or one with `=`.
+    let option = last.split_once('=').map(|(option, _)| option).or_else(|| before.last()?.to_str());
+    if option.is_some_and(|option| takes_file(command, option)) {
+        // No words: then the shell completes names of files.
+        return ":0\n".to_owned();
+    }
     if last.starts_with('-') {
-        for arg in subcommand.unwrap_or(&cli).get_arguments() {
+        for arg in command.get_arguments() {
             if let Some(long) = arg.get_long() {
                 add(&format!("--{long}"), arg.get_help());
             }
@@ -64,6 +71,16 @@ pub(crate) fn complete(words: &[OsString]) -> String {
     // No file names.
     text.push_str(":4\n");
     text
+}
+
+/// Whether the value of an option is a file.
+fn takes_file(command: &Command, option: &str) -> bool {
+    command.get_arguments().any(|arg| {
+        let long = arg.get_long().map(|name| format!("--{name}"));
+        let short = arg.get_short().map(|name| format!("-{name}"));
+        let is_named = [long, short].iter().flatten().any(|name| name == option);
+        is_named && arg.get_value_hint() == ValueHint::AnyPath
+    })
 }
 
 #[cfg(test)]
@@ -82,6 +99,15 @@ mod tests {
         assert_eq!(completed(&["ls", "--no"]), ["--node", ":4"]);
         assert_eq!(completed(&["ls", "-n", "x", "--all"]), ["--all-namespaces", ":4"]);
         assert_eq!(completed(&["ls", ""]), [":4"]);
+        for words in [
+            &["inject", "-f", ""][..],
+            &["claim", "--file", "a"],
+            &["ls", "--kubeconfig", ""],
+            &["ls", "--kubeconfig=a"],
+        ] {
+            assert_eq!(completed(words), [":0"], "{words:?}: files");
+        }
+        assert_eq!(completed(&["inject", "--namespace", ""]), [":4"]);
         assert!(completed(&[]).len() > 8);
         assert!(
             is_completion(&["/a/kubectl_complete-shmesh".into()])
