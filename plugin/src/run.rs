@@ -12,6 +12,7 @@ use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::readiness::Readiness;
 use shmesh_daemon::shutdown;
 use shmesh_daemon::telemetry::LogFilter;
+use shmesh_sys::terminal::is_closed_pipe;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -51,8 +52,7 @@ pub(crate) fn print_schema() -> Result<(), RunError> {
     let print = || {
         let text = serde_json::to_string_pretty(&schema())?;
         match writeln!(std::io::stdout(), "{text}") {
-            // The reader closed the pipe, as `head` does.
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            Err(error) if is_closed_pipe(&error) => Ok(()),
             printed => printed.context("cannot print"),
         }
     };

@@ -16,7 +16,6 @@ mod nvipc;
 mod open_files;
 mod people;
 mod rm;
-mod table;
 mod talk;
 mod top;
 mod who;
@@ -27,6 +26,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use shmesh::ErrorKind;
 use shmesh::config::{ConfigError, NameError};
+use shmesh_sys::table;
+use shmesh_sys::terminal::is_closed_pipe;
 
 use crate::args::LinkArgs;
 
@@ -176,10 +177,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
 /// Prints the error and its causes once, and returns the exit status.
 fn complain(error: &anyhow::Error) -> ExitCode {
     let causes = || error.chain();
-    if causes()
-        .any(|cause| cause.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe))
-    {
-        // The reader has closed the pipe, as `head` does.
+    if is_closed_pipe(error.as_ref()) {
         return ExitCode::SUCCESS;
     }
     eprintln!("error: {error}");

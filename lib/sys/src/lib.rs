@@ -33,7 +33,7 @@
 //! | [`sched`] | processor affinity |
 //! | [`resident`] | pages that are not needed again |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
-//! | [`terminal`] | the width of a terminal |
+//! | [`terminal`], [`table`] | text on a terminal: its width, control characters, closed pipes; tables |
 //! | [`sysv`] | System V shared memory of other processes |
 //! | [`quantity`] | numbers of bytes as Kubernetes writes them, which all programs read and show |
 
@@ -67,6 +67,7 @@ pub mod sigbus;
 pub mod signal;
 pub mod socket;
 pub mod sysv;
+pub mod table;
 pub mod terminal;
 pub mod time;
 pub mod udp;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use shmesh_daemon::telemetry::LogFilter;
+use shmesh_sys::terminal::is_closed_pipe;
 
 use crate::config::Config;
 use crate::domain_claim::{ClaimKind, claims};
@@ -153,8 +154,7 @@ fn write(text: &str, warnings: Vec<String>, out: &mut impl Write) -> Result<(), 
         tracing::warn!("{warning}");
     }
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // The reader closed the pipe, as `head` does.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) if is_closed_pipe(&error) => Ok(()),
         written => written.context("cannot write").map_err(CommandError::Failed),
     }
 }

@@ -1,6 +1,6 @@
 //! Runs the user's own `kubectl`, so that every way to log in to a cluster works.
 
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -193,14 +193,6 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(items: &[T], run: impl Fn(&T) -> R +
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, result)| result).collect()
-}
-
-/// Whether the reader of the output has closed it, as `head` does.
-pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let io = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
-    };
-    error.chain().any(|cause| io(cause) == Some(ErrorKind::BrokenPipe))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! | `sidecars.rs` | `ls`, `who`, `dump` and `top` in the sidecars of pods |
 //! | `check/` | `check`: questions about an installation |
 //! | `complete.rs` | completions |
-//! | `output.rs` | tables and colours that follow the terminal |
+//! | `output.rs` | colours, tables and lines that follow the terminal |
 //!
 //! `inject` and `claim` are the injector's own commands.
 
@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use shmesh_daemon::args::LogFormat;
 use shmesh_injector::command::{self as injector, ClaimArgs, CommandError, Inject};
+use shmesh_sys::terminal::{is_closed_pipe, printable};
 
 /// Exit status after a failure, or if a check found one.
 const FAILED: u8 = 1;
@@ -94,10 +95,10 @@ fn main() -> ExitCode {
     let done = run(&cli.command, &mut out).and_then(|is_good| Ok(out.flush().map(|()| is_good)?));
     match done {
         Ok(is_good) => ExitCode::from(if is_good { 0 } else { FAILED }),
-        // The reader closed the pipe, as `head` does.
-        Err(error) if kubectl::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", output::printable(&format!("{error:#}")));
+            let lines: Vec<String> = format!("{error:#}").lines().map(printable).collect();
+            eprintln!("error: {}", lines.join("\n"));
             let is_config = matches!(error.downcast_ref(), Some(CommandError::Config(_)));
             ExitCode::from(if is_config { BAD_CONFIG } else { FAILED })
         }

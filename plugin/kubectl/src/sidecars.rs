@@ -9,9 +9,11 @@ use serde_json::Value;
 use shmesh::config::LinkName;
 use shmesh_injector::SIDECAR;
 use shmesh_sys::quantity::Bytes;
+use shmesh_sys::table::Table;
+use shmesh_sys::terminal::printable;
 
 use crate::kubectl::{Kubectl, KubectlError, in_parallel};
-use crate::output::{Format, PodTable, Style, printable};
+use crate::output::{Format, Style};
 use crate::pods::{full_name, list, name, namespace, number, sidecar_status, text};
 
 /// Options that select pods.
@@ -177,13 +179,13 @@ fn print_table(
     style: Style,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let mut table = PodTable::new(heads);
+    let mut table = Table::new(&[&["NAMESPACE", "POD", "NODE"], heads].concat());
     for (pod, answer) in answers {
         for row in rows(answer) {
-            table.row(&place(pod), row);
+            table.row(place(pod).into_iter().chain(row));
         }
     }
-    if table.is_empty() { Ok(writeln!(out, "no links")?) } else { Ok(table.print(style, out)?) }
+    if table.is_empty() { Ok(writeln!(out, "no links")?) } else { Ok(style.table(&table, out)?) }
 }
 
 /// Prints the links of the pods. Returns whether all sidecars answered.
@@ -308,7 +310,7 @@ pub(crate) fn dump(args: &PodLinkArgs, out: &mut dyn Write) -> anyhow::Result<bo
             Ok(text) => {
                 let blank = if at == 0 { "" } else { "\n" };
                 writeln!(out, "{blank}pod {} on node {}", full_name(pod), place(pod)[2])?;
-                write!(out, "{}", printable(&text))?;
+                text.lines().try_for_each(|line| writeln!(out, "{}", printable(line)))?;
             }
             Err(error) => {
                 is_whole = false;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::json;
+use shmesh_sys::terminal::{printable, wrap};
 
 use super::{ExitVerdict, Finding, FindingStatus, verdict};
 
@@ -40,8 +41,8 @@ pub(super) fn json(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io:
 pub(super) fn text(dir: &Path, findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
     let wide = findings.iter().map(|finding| finding.id.len()).max().unwrap_or_default();
     for finding in findings {
-        writeln!(out, "{:<5} {:<wide$}  {}", finding.status.word(), finding.id, plain(&finding.shown))?;
-        for line in wrap(&plain(&finding.means), WIDTH - INDENT) {
+        writeln!(out, "{:<5} {:<wide$}  {}", finding.status.word(), finding.id, printable(&finding.shown))?;
+        for line in wrap(&printable(&finding.means), WIDTH - INDENT) {
             writeln!(out, "{:INDENT$}{line}", "")?;
         }
     }
@@ -63,32 +64,12 @@ fn summary(dir: &Path, findings: &[Finding]) -> String {
         .filter(|finding| finding.status == FindingStatus::Fail)
         .map(|finding| finding.id)
         .collect();
-    let dir = plain(&dir.to_string_lossy());
+    let dir = printable(&dir.to_string_lossy());
     if fatal.is_empty() {
         format!("{counts}: links work in {dir}.")
     } else {
         format!("{counts}: links cannot work in {dir} as requested; see {}.", fatal.join(", "))
     }
-}
-
-/// Removes control characters: any user can choose names of files and mounts.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
-/// Wraps at blanks; a word longer than `width` gets a line of its own.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]
@@ -126,12 +107,5 @@ mod tests {
         let keys: std::collections::BTreeSet<_> = first.keys().map(String::as_str).collect();
         assert_eq!(keys, ["id", "means", "status", "value"].into());
         assert_eq!(first["status"], "ok");
-    }
-
-    #[test]
-    fn lines_wrap_at_blanks() {
-        assert_eq!(wrap("ab cd ef", 5), ["ab cd", "ef"]);
-        assert_eq!(wrap("abcdefgh ij", 5), ["abcdefgh", "ij"]);
-        assert!(wrap("", 5).is_empty());
     }
 }

@@ -99,7 +99,7 @@ fn pods_without_the_link_are_left_out() {
     assert_eq!(printed.lines().count(), 2, "{printed}");
     assert_eq!(
         succeeded(&kubectl.run(&["dump", "radio"])),
-        "pod ran/phy-0 on node worker-1\nlink radio: ring spsc 1024\n [2J\n"
+        "pod ran/phy-0 on node worker-1\nlink radio: ring spsc 1024\n\u{fffd}[2J\n"
     );
     let only_other = StandIn::new(&["other"]);
     only_other.answer("other-who.error", missing);
