@@ -11,7 +11,7 @@ while :; do
 done
 case "$1 $2 $3" in
 "get --raw=/version "*) file=version.json ;;
-"get secret "*) file=ca ;;
+"get secret "*) file=secret ;;
 "get pods --"*) file=pods.json ;;
 "get pods "*) file=pod-$3.json ;;
 get*) file=$2.json ;;

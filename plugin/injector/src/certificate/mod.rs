@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use self::kube::KubeStore;
 pub use files::CertFiles;
 pub use make::make;
-pub use resolver::CertResolver;
+pub use resolver::{CertResolver, verify};
 pub use rotator::{CertRotator, RotationStep};
 pub use store::{CertStore, MemoryStore, StoredCert};
 

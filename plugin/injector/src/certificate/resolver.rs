@@ -72,11 +72,15 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
+fn chain(certificate: &str) -> Result<Vec<CertificateDer<'static>>> {
+    CertificateDer::pem_slice_iter(certificate.as_bytes())
+        .collect::<Result<_, _>>()
+        .context("the certificate is not valid PEM")
+}
+
 /// Parses a certificate and its key; fails if they do not match.
 pub(super) fn certified(certificate: &str, key: &str) -> Result<CertifiedKey> {
-    let chain = CertificateDer::pem_slice_iter(certificate.as_bytes())
-        .collect::<Result<Vec<_>, _>>()
-        .context("the certificate is not valid PEM")?;
+    let chain = chain(certificate)?;
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).context("the key is not valid PEM")?;
     CertifiedKey::from_der(chain, key, &provider()).context("the certificate and its key cannot be used")
 }
@@ -87,17 +91,46 @@ pub(super) fn is_accepted(bundle: &Bundle, now: SystemTime) -> bool {
 }
 
 fn accepted(bundle: &Bundle, now: SystemTime) -> Result<()> {
-    let certified = certified(&bundle.certificate, &bundle.key)?;
+    certified(&bundle.certificate, &bundle.key)?;
+    verify(&bundle.authorities, &bundle.certificate, &bundle.terms.names, now)
+}
+
+/// Checks that a client that trusts the authorities accepts a certificate chain for all names. Both are in PEM.
+///
+/// # Errors
+/// The client refuses it, or a text is not PEM.
+pub fn verify(authorities: &str, certificate: &str, names: &[String], now: SystemTime) -> Result<()> {
     let mut roots = RootCertStore::empty();
-    for authority in CertificateDer::pem_slice_iter(bundle.authorities.as_bytes()) {
+    for authority in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
         roots.add(authority?)?;
     }
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
-    let (certificate, between) = certified.cert.split_first().context("no certificate")?;
+    let chain = chain(certificate)?;
+    let (certificate, between) = chain.split_first().context("no certificate")?;
     let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds(now)));
-    for name in &bundle.terms.names {
+    for name in names {
         let name = ServerName::try_from(name.as_str())?;
         verifier.verify_server_cert(certificate, between, &name, &[], now)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+
+    use super::*;
+
+    /// As cert-manager's issuer `selfSigned` makes it: without an authority and without a subject.
+    #[test]
+    fn self_signed_certificate_is_verified_by_itself() {
+        let names = ["a.b.svc".to_owned()];
+        let mut params = CertificateParams::new(names.clone()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        let pem = || params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
+        let (ours, other) = (pem(), pem());
+        verify(&ours, &ours, &names, SystemTime::now()).unwrap();
+        verify(&other, &ours, &names, SystemTime::now()).unwrap_err();
+        verify(&ours, &ours, &["c.b.svc".to_owned()], SystemTime::now()).unwrap_err();
+    }
 }

@@ -1,10 +1,12 @@
 //! Questions about the injector.
 
-use serde_json::Value;
-use shmesh_injector::Config;
+use std::time::{Duration, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
+use shmesh_injector::Config;
+use shmesh_injector::certificate::verify;
 
 use super::certificate::ends;
 use super::installation::{is_bound, pods_ready};
@@ -25,8 +27,8 @@ pub(super) const INJECTOR: [QuestionEntry; 10] = [
     ("injector-endpoints", "the Service of the webhook has endpoints", endpoints),
     ("injector-rights", "the injector can renew its certificate", rights),
     ("webhook-service", "the webhook configuration names that Service", service),
-    ("webhook-certificate", "the webhook's caBundle is valid and does not expire soon", certificate),
-    ("webhook-trust", "the caBundle is that of the injector's certificate", trust),
+    ("webhook-certificate", "the webhook's caBundle and certificate do not expire soon", certificate),
+    ("webhook-trust", "the API server accepts the injector's certificate", trust),
     ("webhook-scope", "the webhook refuses pods while it is away, and excludes kube-system", scope),
 ];
 
@@ -169,9 +171,7 @@ fn service(state: &ClusterState) -> QuestionResult {
 /// The certificates that the API server trusts.
 fn ca_bundle(state: &ClusterState) -> Result<String, CheckAnswer> {
     let webhook = state.webhook()?;
-    let bundle = text(webhook, "/webhooks/0/clientConfig/caBundle");
-    let pem = BASE64_STANDARD.decode(bundle).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    pem.filter(|pem| !pem.is_empty()).ok_or_else(|| {
+    decoded(text(webhook, "/webhooks/0/clientConfig/caBundle")).ok_or_else(|| {
         failure(
             format!("{} has no caBundle", name(webhook)),
             "the injector sets it (or cert-manager): its log says why not; pods with links cannot be created",
@@ -179,43 +179,53 @@ fn ca_bundle(state: &ClusterState) -> Result<String, CheckAnswer> {
     })
 }
 
+/// The certificate that the injector presents, and those between it and the authority.
+fn serving_certificate(state: &ClusterState) -> Result<String, CheckAnswer> {
+    state.injector()?;
+    let found = state.all("secret")?.first().and_then(Value::as_str).and_then(decoded);
+    found.ok_or_else(|| {
+        let remedy = "the injector writes it (or cert-manager): its log says why not";
+        failure("the Secret has no tls.crt", remedy)
+    })
+}
+
+fn decoded(base64: &str) -> Option<String> {
+    let bytes = BASE64_STANDARD.decode(base64).ok()?;
+    String::from_utf8(bytes).ok().filter(|text| !text.trim().is_empty())
+}
+
 fn certificate(state: &ClusterState) -> QuestionResult {
-    let pem = ca_bundle(state)?;
     let log = "the log of the injector (or of cert-manager) says why it was not renewed";
-    let ends = ends(&pem).map_err(|error| failure(format!("caBundle: {error}"), log))?;
+    let ends = |what, pem: &str| ends(pem).map_err(|error| failure(format!("the {what}: {error}"), log));
     // An earlier authority stays in it for replicas that have not switched yet.
-    let end = ends.into_iter().max().unwrap_or(0);
+    let authorities = ends("caBundle", &ca_bundle(state)?)?.into_iter().max().unwrap_or(0);
+    let chain = ends("certificate", &serving_certificate(state)?)?.into_iter().min().unwrap_or(0);
+    let (end, what) = (authorities, "caBundle").min((chain, "certificate"));
+    let days = |seconds: u64| count(usize::try_from(seconds / 86_400).unwrap_or(usize::MAX), "day");
     if end <= state.now {
-        return Err(failure(format!("it expired {} days ago", (state.now - end) / 86_400), log));
+        return Err(failure(format!("the {what} expired {} ago", days(state.now - end)), log));
     }
-    let days = (end - state.now) / 86_400;
-    let seen = format!("it expires in {days} days");
-    if days < RENEWED_DAYS { Err(warning(seen, log)) } else { Ok(ok(seen)) }
+    let seen = format!("the {what} expires in {}", days(end - state.now));
+    if end - state.now < RENEWED_DAYS * 86_400 { Err(warning(seen, log)) } else { Ok(ok(seen)) }
 }
 
 fn trust(state: &ClusterState) -> QuestionResult {
-    let (bundle, injector) = (ca_bundle(state)?, state.injector()?);
-    let secret = state.all("ca")?.first().and_then(Value::as_str).unwrap_or_default();
-    let secret = BASE64_STANDARD
-        .decode(secret)
-        .ok()
-        .and_then(|bytes| String::from_utf8(bytes).ok())
-        .unwrap_or_default();
-    let first = secret.trim();
-    if first.is_empty() {
-        return Err(failure("the Secret has no ca.crt", "the injector writes it: its log says why not"));
+    let (bundle, chain, injector) = (ca_bundle(state)?, serving_certificate(state)?, state.injector()?);
+    let webhook = state.webhook()?;
+    let service = |key| text(webhook, &format!("/webhooks/0/clientConfig/service/{key}"));
+    let host = format!("{}.{}.svc", service("name"), service("namespace"));
+    let now = UNIX_EPOCH + Duration::from_secs(state.now);
+    match verify(&bundle, &chain, std::slice::from_ref(&host), now) {
+        Ok(()) => Ok(ok(host)),
+        Err(error) => Err(failure(
+            format!("it refuses the certificate for {host}: {error:#}"),
+            format!(
+                "kubectl rollout restart --namespace {} deployment/{}; another program may overwrite the webhook configuration",
+                namespace(injector),
+                name(injector)
+            ),
+        )),
     }
-    if bundle.contains(first) || first.contains(bundle.trim()) {
-        return Ok(ok("they match"));
-    }
-    Err(failure(
-        "the API server trusts other certificates than the injector has",
-        format!(
-            "kubectl rollout restart --namespace {} deployment/{}; another program may overwrite the webhook configuration",
-            namespace(injector),
-            name(injector)
-        ),
-    ))
 }
 
 fn scope(state: &ClusterState) -> QuestionResult {

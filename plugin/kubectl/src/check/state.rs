@@ -79,10 +79,10 @@ impl ClusterState {
         let mut state = Self { objects, namespace: namespace.map(str::to_owned), now };
         if let Some((namespace, secret)) = state.certificate_secret() {
             let namespace = format!("--namespace={namespace}");
-            // Only the certificate of the authority: not the key.
-            let args = ["get", "secret", &secret, &namespace, r"--output=jsonpath={.data.ca\.crt}"];
+            // Only the certificate: not the key.
+            let args = ["get", "secret", &secret, &namespace, r"--output=jsonpath={.data.tls\.crt}"];
             let found = kubectl.call(&args).map(|text| vec![Value::from(text)]);
-            state.objects.insert("ca", found.map_err(|error| error.to_string()));
+            state.objects.insert("secret", found.map_err(|error| error.to_string()));
         }
         state
     }
@@ -127,9 +127,14 @@ impl ClusterState {
 
     /// Objects of the release, of one component.
     pub(super) fn of_release(&self, kind: &'static str, component: &str) -> Result<Vec<&Value>, CheckAnswer> {
-        let release = label(self.plugin()?, INSTANCE);
-        let is_ours =
-            |object: &&Value| label(object, INSTANCE) == release && label(object, COMPONENT) == component;
+        let plugin = self.plugin()?;
+        // Another release may have the same name in another namespace. A webhook configuration is in none, but its Service is.
+        let is_ours = |object: &&Value| {
+            let of_service = text(object, "/webhooks/0/clientConfig/service/namespace");
+            label(object, INSTANCE) == label(plugin, INSTANCE)
+                && label(object, COMPONENT) == component
+                && [namespace(object), of_service].contains(&namespace(plugin))
+        };
         Ok(self.all(kind)?.iter().filter(is_ours).collect())
     }
 
@@ -153,9 +158,8 @@ impl ClusterState {
 
     /// Pods of a component of the release that have not ended.
     pub(super) fn pods_of(&self, component: &str) -> Result<Vec<&Value>, CheckAnswer> {
-        let of = namespace(self.plugin()?);
         let mut pods = self.of_release("pods", component)?;
-        pods.retain(|pod| namespace(pod) == of && !is_finished(pod));
+        pods.retain(|pod| !is_finished(pod));
         Ok(pods)
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
-use shmesh_injector::certificate::make;
+use shmesh_injector::certificate::{Bundle, make};
 use shmesh_injector::{Config, inject};
 
 use super::state::ClusterState;
@@ -64,10 +64,18 @@ impl ClusterState {
     }
 }
 
-/// The authorities of a certificate that ends in some days, in PEM.
-fn authorities(days: u64) -> String {
-    let start = UNIX_EPOCH + Duration::from_secs(NOW + (days * DAY) - 90 * DAY);
-    make(&["shmesh-injector".to_owned()], Duration::from_secs(90 * DAY), start, None).unwrap().authorities
+const HOST: &str = "shmesh-injector.shmesh-system.svc";
+
+/// A certificate that ends 60 days after a time.
+fn bundle(name: &str, now: u64) -> Bundle {
+    let start = UNIX_EPOCH + Duration::from_secs(now - 30 * DAY);
+    make(&[name.to_owned()], Duration::from_secs(90 * DAY), start, None).unwrap()
+}
+
+/// Gives the injector a certificate; the second is that of the Secret.
+fn set_certificates(state: &mut ClusterState, authorities: &str, certificate: &str) {
+    hook(state)["clientConfig"]["caBundle"] = BASE64_STANDARD.encode(authorities).into();
+    state.objects.insert("secret", Ok(vec![BASE64_STANDARD.encode(certificate).into()]));
 }
 
 /// A pod of a workload object, as its controller and the kubelet make it.
@@ -137,10 +145,8 @@ fn healthy() -> ClusterState {
     slice["metadata"]["labels"]["kubernetes.io/service-name"] = "shmesh-injector".into();
     slice["endpoints"] = json!([{ "conditions": { "ready": true } }, { "conditions": { "ready": true } }]);
     state.add("endpointslices", slice);
-    let ca: Value = BASE64_STANDARD.encode(authorities(60)).into();
-    state.object("mutatingwebhookconfigurations", "shmesh-injector")["webhooks"][0]["clientConfig"]["caBundle"] =
-        ca.clone();
-    state.add("ca", ca);
+    let bundle = bundle(HOST, NOW);
+    set_certificates(&mut state, &bundle.authorities, &bundle.certificate);
     let config = Config::from_yaml("", "pools: [{name: fronthaul}]").unwrap();
     for sample in documents("manifests/samples/two-pods.yaml").iter().filter(|object| kind(object) == "pods")
     {
@@ -322,12 +328,26 @@ const MISTAKES: &[Case] = {
             let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
             hook(s)["clientConfig"]["caBundle"] = BASE64_STANDARD.encode(pem).into();
         }),
-        ("webhook-certificate", Failure, "expired 1 days ago", |s| s.now = NOW + 61 * DAY),
-        ("webhook-certificate", Warning, "expires in 13 days", |s| s.now = NOW + 47 * DAY),
-        ("webhook-trust", Failure, "trusts other certificates", |s| {
-            hook(s)["clientConfig"]["caBundle"] = BASE64_STANDARD.encode(authorities(50)).into();
+        ("webhook-certificate", Failure, "the caBundle expired 1 day ago", |s| {
+            set_certificates(s, &bundle(HOST, NOW - 61 * DAY).authorities, &bundle(HOST, NOW).certificate);
         }),
-        ("webhook-trust", Failure, "no ca.crt", |s| s.list_mut("ca").clear()),
+        ("webhook-certificate", Failure, "the certificate expired 2 days ago", |s| {
+            set_certificates(s, &bundle(HOST, NOW).authorities, &bundle(HOST, NOW - 62 * DAY).certificate);
+        }),
+        ("webhook-certificate", Warning, "the certificate expires in 13 days", |s| {
+            set_certificates(s, &bundle(HOST, NOW).authorities, &bundle(HOST, NOW - 47 * DAY).certificate);
+        }),
+        ("webhook-certificate", Failure, "the certificate: it has no certificate", |s| {
+            set_certificates(s, &bundle(HOST, NOW).authorities, "x");
+        }),
+        ("webhook-trust", Failure, "no tls.crt", |s| s.list_mut("secret").clear()),
+        ("webhook-trust", Failure, "UnknownIssuer", |s| {
+            set_certificates(s, &bundle(HOST, NOW - DAY).authorities, &bundle(HOST, NOW).certificate);
+        }),
+        ("webhook-trust", Failure, "not valid for name", |s| {
+            let other = bundle("shmesh-injector.other.svc", NOW);
+            set_certificates(s, &other.authorities, &other.certificate);
+        }),
         ("webhook-scope", Warning, "failurePolicy Ignore", |s| hook(s)["failurePolicy"] = "Ignore".into()),
         ("webhook-scope", Failure, "kube-system", |s| hook(s)["namespaceSelector"] = json!({})),
         ("annotations", Failure, "shmesh-sample/mac: ", |s| {
@@ -476,8 +496,9 @@ fn ordinary_states_have_no_findings() {
             } });
         }),
     ];
+    let healthy = healthy();
     for (id, change) in states {
-        let mut state = healthy();
+        let mut state = healthy.clone();
         change(&mut state);
         let answer = answer(&state, id);
         assert!(matches!(answer.outcome, Outcome::Ok | Outcome::Skipped), "{id}: {answer:?}");
@@ -486,8 +507,9 @@ fn ordinary_states_have_no_findings() {
 
 #[test]
 fn objects_that_cannot_be_read_are_warnings() {
-    for kind in healthy().objects.keys().filter(|kind| !["version", "others"].contains(kind)) {
-        let mut state = healthy();
+    let healthy = healthy();
+    for kind in healthy.objects.keys().filter(|kind| !["version", "others"].contains(kind)) {
+        let mut state = healthy.clone();
         state.objects.insert(kind, Err("Forbidden".to_owned()));
         let answers: Vec<_> = questions().iter().map(|question| question.answer(&state)).collect();
         let is_warned =
@@ -509,6 +531,34 @@ fn release_with_a_policy_in_place_of_the_webhook_skips_the_webhook() {
     assert_eq!(answer(&state, "injector-mode"), ok("by the MutatingAdmissionPolicy shmesh-inject"));
     for question in questions().iter().filter(|question| question.id.starts_with("webhook-")) {
         assert_eq!(question.answer(&state).outcome, Outcome::Skipped, "{}", question.id);
+    }
+}
+
+#[test]
+fn releases_of_one_name_in_two_namespaces_are_told_apart() {
+    let mut state = healthy();
+    let mut first = ClusterState { namespace: Some("shmesh-system".to_owned()), ..ClusterState::default() };
+    for object in documents("manifests/install.yaml") {
+        let mut object: Value =
+            serde_json::from_str(&object.to_string().replace("shmesh-system", "a-namespace")).unwrap();
+        object["status"] = json!({});
+        if object["kind"] != "ClusterRole" {
+            first.add(kind(&object), object);
+        }
+    }
+    // The objects of the other release come first in each list.
+    for (kind, mut objects) in first.objects {
+        objects.as_mut().unwrap().append(state.list_mut(kind));
+        state.objects.insert(kind, objects);
+    }
+    state.namespace = first.namespace;
+    for question in questions() {
+        let answer = question.answer(&state);
+        assert!(
+            matches!(answer.outcome, Outcome::Ok | Outcome::Skipped) || question.id == "installation",
+            "{}: {answer:?}",
+            question.id
+        );
     }
 }
 
@@ -541,11 +591,9 @@ fn check_fetches_what_the_questions_need_and_fails_only_with_failures() {
     shmesh_testing::write_script(&program, include_str!("../../tests/kubectl.sh"));
     let mut state = healthy();
     let now = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let pem =
-        make(&["a".to_owned()], Duration::from_secs(60 * DAY), UNIX_EPOCH + Duration::from_secs(now), None);
-    let ca = BASE64_STANDARD.encode(pem.unwrap().authorities);
-    hook(&mut state)["clientConfig"]["caBundle"] = ca.clone().into();
-    fs::write(dir.path().join("ca"), ca).unwrap();
+    let bundle = bundle(HOST, now);
+    set_certificates(&mut state, &bundle.authorities, &bundle.certificate);
+    fs::write(dir.path().join("secret"), BASE64_STANDARD.encode(bundle.certificate)).unwrap();
     let save = |kind: &str, objects: &[Value]| {
         let text =
             if kind == "version" { objects[0].to_string() } else { json!({ "items": objects }).to_string() };
