@@ -12,7 +12,7 @@ use crate::kubectl::{Kubectl, in_parallel};
 use crate::pods::{annotation, is_finished, label, list, name, namespace, text};
 
 /// Selects the objects of all releases.
-pub(super) const PRODUCT: &str = "--selector=app.kubernetes.io/name=shmesh";
+const PRODUCT: &str = "--selector=app.kubernetes.io/name=shmesh";
 /// The label with the release of an object.
 const INSTANCE: &str = "app.kubernetes.io/instance";
 /// The label with the part of the product.
@@ -29,7 +29,7 @@ pub(super) struct ClusterState {
 }
 
 /// Each list of objects: its key, and the arguments of `kubectl get`.
-const FETCHED: [(&str, &[&str]); 18] = [
+const FETCHED: [(&str, &[&str]); 17] = [
     ("version", &["--raw=/version"]),
     ("daemonsets", &["daemonsets", "--all-namespaces", PRODUCT]),
     ("deployments", &["deployments", "--all-namespaces", PRODUCT]),
@@ -47,7 +47,6 @@ const FETCHED: [(&str, &[&str]); 18] = [
     ("deviceclasses", &["deviceclasses", PRODUCT]),
     ("resourceslices", &["resourceslices"]),
     ("resourceclaims", &["resourceclaims", "--all-namespaces"]),
-    ("clusterroles", &["clusterroles", PRODUCT]),
 ];
 
 impl ClusterState {
@@ -77,21 +76,15 @@ impl ClusterState {
         objects.insert(version.0, version.1);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut state = Self { objects, namespace: namespace.map(str::to_owned), now };
-        if let Some((namespace, secret)) = state.certificate_secret() {
-            let namespace = format!("--namespace={namespace}");
+        if let Ok(deployment) = state.injector() {
+            let secret = format!("{}-tls", name(deployment));
+            let namespace = format!("--namespace={}", self::namespace(deployment));
             // Only the certificate: not the key.
             let args = ["get", "secret", &secret, &namespace, r"--output=jsonpath={.data.tls\.crt}"];
             let found = kubectl.call(&args).map(|text| vec![Value::from(text)]);
             state.objects.insert("secret", found.map_err(|error| error.to_string()));
         }
         state
-    }
-
-    /// Namespace and name of the Secret with the webhook's certificate.
-    fn certificate_secret(&self) -> Option<(String, String)> {
-        let deployment = self.injector().ok()?;
-        let name = format!("{}-tls", name(deployment));
-        Some((namespace(deployment).to_owned(), name))
     }
 
     /// The objects of a kind.
