@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, MetricEncoder, NativeHistogram, NativeHistogramBuckets, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 use shmesh::config::PoolId;
-use shmesh::inspect::{BufferState, Snapshot};
+use shmesh::inspect::{BufferState, LinkTimes, Snapshot, TimeHistogram};
 
 use crate::broker::{Reason, Stats};
 use crate::links::{KeptLink, Links};
@@ -264,8 +266,68 @@ impl Collector for LinksMetrics {
         let buffers = ("buffers", "Buffers of a pool");
         family(encoder, buffers, MetricType::Gauge, |v| tables(v, &|table| table.len))?;
         let free = ("free_buffers", "Free buffers of a pool");
-        family(encoder, free, MetricType::Gauge, |v| tables(v, &shmesh::inspect::TableView::free))
+        family(encoder, free, MetricType::Gauge, |v| tables(v, &shmesh::inspect::TableView::free))?;
+
+        let timed: Vec<_> =
+            seen.iter().filter_map(|(_, _, kept)| Some((kept.host.name(), kept.view.times()?))).collect();
+        let latency = ("link_latency", "Time from sending to receiving, of sampled messages");
+        histograms(encoder, latency, &timed, |times| &times.latency)?;
+        let hold =
+            ("link_hold", "Time from receiving to releasing, of sampled messages in buffers of host memory");
+        histograms(encoder, hold, &timed, |times| &times.hold)
     }
+}
+
+/// One histogram of each link with samples: with one bucket for each power of two in the text form, and four in the native one.
+fn histograms(
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&str, &str),
+    timed: &[(&str, LinkTimes)],
+    which: impl Fn(&LinkTimes) -> &TimeHistogram,
+) -> fmt::Result {
+    /// The power of two of four native buckets for each doubling.
+    const SCHEMA: i32 = 2;
+    let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    for (link, times) in timed {
+        let histogram = which(times);
+        let buckets: Vec<_> = histogram.buckets().collect();
+        let (mut classic, mut four) = (Vec::new(), 0);
+        for (i, (bound, count)) in buckets.iter().enumerate() {
+            four += count;
+            // Bounds that are powers of two.
+            if i % (1 << SCHEMA) == 0 {
+                classic.push((*bound, std::mem::take(&mut four)));
+            }
+        }
+        classic.push((f64::INFINITY, four));
+        let first = buckets.iter().position(|(_, count)| *count > 0).unwrap_or(buckets.len());
+        let last = buckets.iter().rposition(|(_, count)| *count > 0).map_or(first, |last| last + 1);
+        let mut before = 0;
+        let deltas: Vec<_> = buckets[first..last]
+            .iter()
+            .map(|(_, count)| {
+                let delta = count.wrapping_sub(before).cast_signed();
+                before = *count;
+                delta
+            })
+            .collect();
+        let power = i32::try_from(first).unwrap_or(0) + TimeHistogram::FIRST_POWER;
+        // A span without buckets says that the histogram is native, even if it is empty.
+        let span = if deltas.is_empty() { (0, 0) } else { (power, u32::try_from(deltas.len()).unwrap_or(0)) };
+        let native = NativeHistogram {
+            schema: SCHEMA,
+            zero_threshold: 0.0,
+            zero_count: 0,
+            negative: NativeHistogramBuckets { spans: &[], deltas: &[] },
+            positive: NativeHistogramBuckets { spans: &[span], deltas: &deltas },
+            created: None,
+        };
+        let (sum, count) = (histogram.sum().as_secs_f64(), histogram.count());
+        metric
+            .encode_family(&[("link", *link)])?
+            .encode_histogram_with_native::<NoLabelSet>(sum, count, &classic, None, native)?;
+    }
+    Ok(())
 }
 
 /// The number of buffers that each seat holds, including those of dead participants until they are recovered.
@@ -282,4 +344,77 @@ fn loans_by_seat(now: &Snapshot) -> Vec<(String, u64)> {
         }
     }
     loans.into_iter().map(|(seat, count)| (seat.to_string(), count)).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use shmesh::{LinkOptions, Side};
+
+    #[derive(Debug)]
+    struct Timed(LinkTimes);
+
+    impl Collector for Timed {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            let timed = [("link", self.0.clone())];
+            histograms(&mut encoder, ("link_latency", "A time"), &timed, |times| &times.latency)?;
+            histograms(&mut encoder, ("link_hold", "A time"), &timed, |times| &times.hold)
+        }
+    }
+
+    #[test]
+    fn both_forms_of_a_histogram_have_all_times() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LinkOptions::new().dir(dir.path());
+        let mut config = shmesh::config::LinkConfig::new("link".parse().unwrap());
+        config.latency_sample = 1;
+        let phy = options.create(&config).unwrap();
+        let mac = options.attach("link", Side::Secondary).unwrap();
+        for slow in [false, true, false] {
+            phy.send_inline(1, 0, b"").unwrap();
+            if slow {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            drop(mac.receive().unwrap().unwrap());
+        }
+        let view = shmesh::inspect::View::open(dir.path(), &config.name).unwrap();
+        let times = view.times().unwrap();
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Timed(times.clone())));
+
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let cumulative = |le: &str| {
+            let start = format!("link_latency_seconds_bucket{{le=\"{le}\",link=\"link\"}} ");
+            let line = text.lines().find_map(|line| line.strip_prefix(&start));
+            line.unwrap_or_else(|| panic!("{le}: {text}")).parse::<u64>().unwrap()
+        };
+        assert_eq!((cumulative("+Inf"), cumulative("32.0")), (3, 3));
+        assert!(cumulative("0.00390625") < 3, "one took 5 ms: {text}");
+
+        let families = prometheus_client::encoding::prometheus_protobuf::encode(&registry).unwrap();
+        let histogram = |family: usize| families[family].metric[0].histogram.clone().unwrap();
+        let (latency, hold) = (histogram(0), histogram(1));
+        assert_eq!((latency.schema, latency.sample_count, latency.positive_span.len()), (2, 3, 1));
+        // Deltas of counts: added up once they are the counts, added up twice their sum.
+        let mut count = 0;
+        let native: Vec<i64> = latency
+            .positive_delta
+            .iter()
+            .map(|delta| {
+                count += delta;
+                count
+            })
+            .collect();
+        assert_eq!(native.iter().sum::<i64>(), 3);
+        let first = f64::from(latency.positive_span[0].offset);
+        let bounds =
+            (0_u32..).zip(&native).map(|(i, count)| (2.0_f64.powf((first + f64::from(i)) / 4.0), *count));
+        let expected = times.latency.buckets().skip_while(|(_, count)| *count == 0);
+        for ((bound, count), (expected, times)) in bounds.zip(expected) {
+            assert!((bound / expected - 1.0).abs() < 1e-9 && u64::try_from(count) == Ok(times));
+        }
+        assert_eq!((hold.sample_count, hold.positive_span.len(), hold.positive_span[0].length), (0, 1, 0));
+    }
 }

@@ -5,8 +5,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::limits::{
-    MAX_EVICT_AFTER_MS, MAX_FILE_BYTES, MAX_LINKS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US,
-    MIN_RING_LEN,
+    MAX_EVICT_AFTER_MS, MAX_FILE_BYTES, MAX_LATENCY_SAMPLE, MAX_LINKS, MAX_REQUEST_WINDOW, MAX_RING_LEN,
+    MAX_SPIN_US, MIN_RING_LEN,
 };
 use super::name::{LinkName, NameError};
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolId};
@@ -211,6 +211,11 @@ pub enum ConfigError {
     /// A request window above [`MAX_REQUEST_WINDOW`].
     #[error("link {link}: requests.window is {value}, the limit is {MAX_REQUEST_WINDOW}; lower it{place}")]
     RequestWindowTooLarge { link: LinkName, value: u64, place: Position },
+    /// A sample that is no power of two, or above [`MAX_LATENCY_SAMPLE`].
+    #[error(
+        "link {link}: latency.sample is {value}; give a power of two up to {MAX_LATENCY_SAMPLE}: one message of this many is timed{place}"
+    )]
+    BadLatencySample { link: LinkName, value: u64, place: Position },
     /// Requests on a link whose rings have one producer and one consumer.
     #[error("link {link}: requests need ring mode mpmc; set ring.mode to mpmc, or remove requests{place}")]
     RequestsNeedMpmc { link: LinkName, place: Position },
@@ -294,6 +299,7 @@ impl ConfigError {
             | Self::EvictAfterOutOfRange { place, .. }
             | Self::SkipNeedsSlots { place, .. }
             | Self::BroadcastReceivers { place, .. }
+            | Self::BadLatencySample { place, .. }
             | Self::RequestWindowTooLarge { place, .. }
             | Self::RequestsNeedMpmc { place, .. }
             | Self::FileModeRefused { place, .. }

@@ -64,6 +64,19 @@ pub const MAX_SPIN_US: u32 = 1_000_000;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub const MAX_REQUEST_WINDOW: u32 = 64;
+/// Maximum of [`LinkConfig::latency_sample`](crate::config::LinkConfig::latency_sample): one message of this many is timed.
+///
+/// ```
+/// # let mut link = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+/// use shmesh::config::MAX_LATENCY_SAMPLE;
+/// link.latency_sample = MAX_LATENCY_SAMPLE;
+/// assert!(link.validate().is_ok());
+/// link.latency_sample = MAX_LATENCY_SAMPLE - 1;
+/// assert!(link.validate().unwrap_err().to_string().contains("a power of two up to 65536"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub const MAX_LATENCY_SAMPLE: u32 = 1 << 16;
+
 /// Maximum number of participants of the secondary side of a link with ring mode
 /// [`Broadcast`](crate::config::RingMode::Broadcast): a seat stays for the writer, and one for a process that recovers what a dead participant held.
 pub const MAX_READERS: usize = crate::MAX_SEATS - 2;

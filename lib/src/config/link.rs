@@ -1,13 +1,18 @@
 //! The configuration of one link, and the rules that it must satisfy.
 
 use super::error::{ConfigError, Position};
-use super::limits::{MAX_EVICT_AFTER_MS, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN};
+use super::limits::{
+    MAX_EVICT_AFTER_MS, MAX_LATENCY_SAMPLE, MAX_REQUEST_WINDOW, MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN,
+};
 use super::name::LinkName;
 use super::pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 
 /// The window of requests that `requests: {}` in a configuration means.
 #[cfg(feature = "yaml")]
 pub(super) const DEFAULT_REQUEST_WINDOW: u32 = 8;
+/// The sample that `latency: {}` in a configuration means.
+#[cfg(feature = "yaml")]
+pub(super) const DEFAULT_LATENCY_SAMPLE: u32 = 64;
 
 /// How many may push to a ring at once.
 ///
@@ -193,6 +198,9 @@ pub struct LinkConfig {
     /// Requests that each participant of the secondary side can have pending, at most [`MAX_REQUEST_WINDOW`]; 0: the link has
     /// no requests. Only with [`RingMode::Mpmc`].
     pub request_window: u32,
+    /// How many messages there are for each whose time from sending to receiving, and from there to releasing, is counted: a
+    /// power of two, at most [`MAX_LATENCY_SAMPLE`]; 0: none is. [`View::times`](crate::inspect::View::times) reads the counts.
+    pub latency_sample: u32,
     /// The kind of memory that the segments consist of.
     pub backing: Backing,
     /// Whether segments use huge pages.
@@ -236,6 +244,7 @@ impl LinkConfig {
             receivers: Receivers::default(),
             pools,
             request_window: 0,
+            latency_sample: 0,
             backing: Backing::default(),
             huge_pages: HugePages::default(),
             prefault: true,
@@ -319,6 +328,11 @@ impl LinkConfig {
         }
         if self.request_window > 0 && self.ring_mode != RingMode::Mpmc {
             return Err(ConfigError::RequestsNeedMpmc { link: link(), place: places.request_window });
+        }
+        let sample = self.latency_sample;
+        if sample > MAX_LATENCY_SAMPLE || sample > 0 && !sample.is_power_of_two() {
+            let (value, place) = (sample.into(), places.latency_sample);
+            return Err(ConfigError::BadLatencySample { link: link(), value, place });
         }
         if !matches!(self.file_mode, 0o600 | 0o660) {
             let (found, place) = (format!("{:04o}", self.file_mode), places.file_mode);
@@ -408,6 +422,7 @@ pub(super) struct LinkPlaces {
     pub(super) huge_pages: Position,
     pub(super) spin_us: Position,
     pub(super) request_window: Position,
+    pub(super) latency_sample: Position,
     pub(super) file_mode: Position,
     pub(super) pools: [PoolPlaces; PoolId::COUNT],
 }
@@ -432,6 +447,7 @@ impl LinkPlaces {
             huge_pages: link,
             spin_us: link,
             request_window: link,
+            latency_sample: link,
             file_mode: link,
             pools,
         }

@@ -54,8 +54,8 @@ mod yaml;
 
 pub use error::{ConfigError, Position};
 pub use limits::{
-    MAX_EVICT_AFTER_MS, MAX_FILE_BYTES, MAX_LINKS, MAX_READERS, MAX_REQUEST_WINDOW, MAX_RING_LEN,
-    MAX_SPIN_US, MIN_RING_LEN,
+    MAX_EVICT_AFTER_MS, MAX_FILE_BYTES, MAX_LATENCY_SAMPLE, MAX_LINKS, MAX_READERS, MAX_REQUEST_WINDOW,
+    MAX_RING_LEN, MAX_SPIN_US, MIN_RING_LEN,
 };
 pub use link::{Backing, BroadcastConfig, HugePages, LinkConfig, Receivers, RingMode, SlowReaders};
 pub use name::{LinkName, MAX_LINK_NAME_BYTES, NameError};

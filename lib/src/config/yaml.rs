@@ -9,7 +9,8 @@ use super::MAX_LINKS;
 use super::error::{ConfigError, Position};
 use super::leaf::{Leaf, PoolLeaves, SpannedOption};
 use super::link::{
-    Backing, DEFAULT_REQUEST_WINDOW, HugePages, LinkConfig, LinkPlaces, Receivers, RingMode, SlowReaders,
+    Backing, DEFAULT_LATENCY_SAMPLE, DEFAULT_REQUEST_WINDOW, HugePages, LinkConfig, LinkPlaces, Receivers,
+    RingMode, SlowReaders,
 };
 use super::name::LinkName;
 use super::pool::PoolId;
@@ -37,6 +38,8 @@ pub(super) struct LinkYaml {
     #[serde(default)]
     requests: Option<Spanned<RequestsYaml>>,
     #[serde(default)]
+    latency: Option<Spanned<LatencyYaml>>,
+    #[serde(default)]
     pub(super) scope: SpannedOption<Leaf>,
     #[serde(default)]
     pub(super) side: SpannedOption<Leaf>,
@@ -52,6 +55,12 @@ struct RingYaml {
     slow: SpannedOption<Leaf>,
     history: SpannedOption<Leaf>,
     evict_after_ms: SpannedOption<Leaf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LatencyYaml {
+    sample: SpannedOption<Leaf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -169,6 +178,10 @@ impl LinkYaml {
             (places.request_window, link.request_window) = (Position::of(&requests), DEFAULT_REQUEST_WINDOW);
             requests.value.apply(&mut link, &mut places)?;
         }
+        if let Some(latency) = self.latency {
+            (places.latency_sample, link.latency_sample) = (Position::of(&latency), DEFAULT_LATENCY_SAMPLE);
+            latency.value.apply(&mut link, &mut places)?;
+        }
         if let Some(pools) = self.pools {
             pools.apply(&mut link, &mut places)?;
         }
@@ -235,6 +248,20 @@ impl RingYaml {
             }
             link.broadcast.evict_after_ms = u32::try_from(value)
                 .map_err(|_| ConfigError::EvictAfterOutOfRange { link: name, value, place })?;
+        }
+        Ok(())
+    }
+}
+
+impl LatencyYaml {
+    fn apply(self, link: &mut LinkConfig, places: &mut LinkPlaces) -> Result<(), ConfigError> {
+        if let Some((value, place)) = self.sample.whole("latency.sample")? {
+            places.latency_sample = place;
+            link.latency_sample = u32::try_from(value).map_err(|_| ConfigError::BadLatencySample {
+                link: link.name.clone(),
+                value,
+                place,
+            })?;
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ mod segments;
 mod snapshot;
 mod tap;
 
+pub use crate::participant::times::{LinkTimes, TimeHistogram};
 pub use memory_files::{
     ARRAY_MEMFD, FileRemoval, FileUse, MemoryFile, MemoryKind, StaleFile, memory_files, remove_stale,
     stale_files,

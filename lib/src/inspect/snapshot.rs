@@ -8,6 +8,7 @@ use super::View;
 use super::seat_locks::SeatLocks;
 use crate::config::PoolId;
 use crate::link::core::{INLINE, Requests, unpack};
+use crate::participant::times::{LinkTimes, Time};
 use crate::participant::{Participant, SeatIndex, Seats, Side};
 use crate::pool::OwnerTable;
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
@@ -354,6 +355,16 @@ impl View {
     #[must_use]
     pub fn seats(&self) -> Vec<SeatView> {
         seats(&self.core.seats, self.core.rings(), &self.me, &self.locks)
+    }
+
+    /// The times of sampled messages; `None` if the link has no samples ([`LinkConfig::latency_sample`]).
+    ///
+    /// [`LinkConfig::latency_sample`]: crate::config::LinkConfig::latency_sample
+    #[must_use]
+    pub fn times(&self) -> Option<LinkTimes> {
+        let times = self.core.times.as_ref()?;
+        let [latency, hold] = [Time::Latency, Time::Hold].map(|time| times.sum(time));
+        Some(LinkTimes { sample: self.core.shape.latency_sample, latency, hold })
     }
 
     /// Takes a snapshot of the link.

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::config::PoolId;
+use crate::participant::times::{TIMES_LINES, Time, Times};
 use crate::participant::{MAX_SEATS, Participant, Role, SEAT_LINES, SeatIndex, SeatStage, Seats, Side};
 use crate::pool::owner::{DataOwner, Holder, MsgOwner};
 use crate::pool::{OwnerTable, Pool};
@@ -15,6 +16,7 @@ use crate::ring::entry::RingEntry;
 use crate::ring::inline::InlineLines;
 use crate::ring::reply::{ReplySlots, RequestId};
 use crate::ring::reply_share::ReplyShare;
+use crate::ring::stamps::Stamps;
 use crate::ring::{CONTROL_LINES, Kind, Look, Owners, PRODUCER_ROLE, Ring, WildWord};
 use crate::segment::layout::{LinkLayout, LinkShape, PoolLayout};
 #[cfg(feature = "typed")]
@@ -40,6 +42,8 @@ pub(crate) struct Core {
     /// The second lines of the inline cells.
     inline_seconds: Option<Lines>,
     requests: Option<Requests>,
+    /// The times of sampled messages.
+    pub(crate) times: Option<Times>,
 }
 
 /// The ring of requests, and the reply slots.
@@ -209,10 +213,13 @@ impl Core {
     ) -> Option<Self> {
         let l = LinkLayout::of(shape);
         let cursors = shm.window(l.cursors, l.cursor_lines)?;
+        let none = shm.window(0, 0)?;
         let ring = |i: usize| {
+            let stamps = Stamps::new(shm.window(l.stamps[i], l.stamp_lines)?, shape.latency_sample);
             let control = shm.window(l.controls[i], CONTROL_LINES)?;
             let slots = shm.window(l.slots[i], l.slot_lines[i])?;
-            Some(Ring::new(control, slots, &cursors, shape.ring_capacity as usize, shape.kinds()[i]))
+            let (capacity, kind) = (shape.ring_capacity as usize, shape.kinds()[i]);
+            Some(Ring::new(control, slots, &cursors, capacity, kind, stamps))
         };
         let (mut placed, mut on_device) = ([const { None }; PoolId::COUNT], [const { None }; PoolId::COUNT]);
         for ((pool, memory), (size, len)) in PoolId::ALL.into_iter().zip(pools).zip(shape.pools) {
@@ -233,7 +240,7 @@ impl Core {
                 let (control, slots) =
                     (shm.window(control, CONTROL_LINES)?, shm.window(slots, l.slot_lines[1])?);
                 Some(Requests {
-                    ring: Ring::new(control, slots, &cursors, capacity, Kind::Mpmc),
+                    ring: Ring::new(control, slots, &cursors, capacity, Kind::Mpmc, Stamps::new(none, 0)),
                     replies: ReplySlots::new(shm.window(replies, MAX_SEATS * window)?, window),
                     shares: std::array::from_fn(|place| {
                         let inline = u32::try_from(l.inline_cells).unwrap_or(u32::MAX);
@@ -258,6 +265,10 @@ impl Core {
                 Some(shm.window(l.inline_seconds, l.inline_cells)?)
             },
             requests,
+            times: match l.times {
+                Some(times) => Some(Times::new(shm.window(times, TIMES_LINES)?)),
+                None => None,
+            },
         })
     }
 
@@ -629,7 +640,7 @@ impl Core {
     /// How the participant in `seat` receives from its ring.
     #[inline(always)]
     pub(crate) fn receiving(&self, seat: SeatIndex) -> SeatOwners<'_> {
-        SeatOwners { core: self, seat }
+        SeatOwners { core: self, seat, held: None }
     }
 }
 
@@ -648,8 +659,51 @@ pub(crate) enum TypeConflict {
 /// Receives from a ring for one seat.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeatOwners<'a> {
-    core: &'a Core,
-    seat: SeatIndex,
+    pub(super) core: &'a Core,
+    pub(super) seat: SeatIndex,
+    /// Where the handle that receives keeps the sampled message that it holds.
+    pub(super) held: Option<&'a HeldSample>,
+}
+
+/// The sampled message that a handle holds, if any.
+#[derive(Debug)]
+pub(crate) struct HeldSample {
+    /// The cell of its buffer; `u32::MAX` if there is none.
+    cell: std::cell::Cell<u32>,
+    owner: std::cell::Cell<u64>,
+    since: std::cell::Cell<u64>,
+}
+
+impl Default for HeldSample {
+    fn default() -> Self {
+        let [owner, since] = [const { std::cell::Cell::new(0) }; 2];
+        Self { cell: std::cell::Cell::new(u32::MAX), owner, since }
+    }
+}
+
+impl HeldSample {
+    /// Whether the sampled message may be in this cell.
+    #[inline(always)]
+    pub(crate) fn is_in(&self, cell: u32) -> bool {
+        self.cell.get() == cell
+    }
+
+    /// The message in a cell was received at this time. It takes the place of one before, which may be held for ever.
+    #[cold]
+    pub(crate) fn begin(&self, cell: u32, owner: MsgOwner, now: u64) {
+        self.cell.set(cell);
+        self.owner.set(owner.0);
+        self.since.set(now);
+    }
+
+    /// The message in its cell is not this handle's any more. Returns when it was received, unless this is a later one than the
+    /// sampled one.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end(&self, owner: MsgOwner) -> Option<u64> {
+        self.cell.set(u32::MAX);
+        (self.owner.get() == owner.0).then(|| self.since.get())
+    }
 }
 
 /// The cell of an entry, checked.
@@ -706,6 +760,16 @@ impl<'a> Owners for SeatOwners<'a> {
             && let Some(lines) = self.core.inline_lines(index)
         {
             prefetch_exclusive(lines.second());
+        }
+    }
+
+    #[cold]
+    fn arrived(&self, age: u64, now: u64, held: Option<(EntryCell<'a>, u64)>) {
+        if let Some(times) = &self.core.times {
+            times.count(self.seat, Time::Latency, age);
+        }
+        if let (Some(sample), Some((cell, word))) = (self.held, held) {
+            sample.begin(cell.index, MsgOwner(word).borrowed(self.seat), now);
         }
     }
 }

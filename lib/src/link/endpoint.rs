@@ -6,9 +6,10 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use super::core::{Cell, Core, DataRef, INLINE, SeatOwners, TABLES};
+use super::core::{Cell, Core, DataRef, HeldSample, INLINE, SeatOwners, TABLES};
 use crate::config::PoolId;
 use crate::notify;
+use crate::participant::times::{Time, now};
 use crate::participant::{Participant, Role, Side};
 use crate::pool::owner::{DataOwner, MsgOwner};
 use crate::pool::{Pool, PoolCache};
@@ -45,6 +46,7 @@ pub(crate) struct Endpoint {
     pub(super) request_producer: mpmc::Producer,
     /// The slots of this client's requests.
     pub(super) window: Arc<Window>,
+    held_sample: HeldSample,
 }
 
 impl Endpoint {
@@ -80,6 +82,7 @@ impl Endpoint {
             shared_producer: mpmc::Producer::default(),
             request_producer: mpmc::Producer::default(),
             window: Arc::default(),
+            held_sample: HeldSample::default(),
             core: core.clone(),
             me,
         }
@@ -161,7 +164,37 @@ impl Endpoint {
     /// How this participant receives from its ring.
     #[inline(always)]
     pub(crate) fn receiving(&self) -> SeatOwners<'_> {
-        self.core.receiving(self.me.seat)
+        SeatOwners { core: &self.core, seat: self.me.seat, held: Some(&self.held_sample) }
+    }
+
+    /// Counts how long a message was held that is about to be released, if it is the sampled one.
+    #[inline(always)]
+    pub(crate) fn count_hold(&self, cell: u32, owner: MsgOwner) {
+        if self.held_sample.is_in(cell)
+            && let Some(since) = self.held_sample.end(owner)
+            && let Some(times) = &self.core.times
+        {
+            times.count(self.me.seat, Time::Hold, now().saturating_sub(since));
+        }
+    }
+
+    /// When a message was received that is about to become independent of this handle, if it is the sampled one; otherwise 0.
+    #[inline]
+    pub(crate) fn sampled_since(&self, cell: u32, owner: MsgOwner) -> u64 {
+        if self.held_sample.is_in(cell) { self.held_sample.end(owner).unwrap_or(0) } else { 0 }
+    }
+
+    /// Counts the age of the message that this reader has just received from a broadcast ring, if it is a sampled one. It is in
+    /// this buffer, if it is in one.
+    #[inline(always)]
+    pub(crate) fn count_age_of_read(&self, held: Option<(u32, MsgOwner)>) {
+        let Some((age, now)) = self.reader().sampled.take() else { return };
+        if let Some(times) = &self.core.times {
+            times.count(self.me.seat, Time::Latency, age);
+        }
+        if let Some((cell, owner)) = held {
+            self.held_sample.begin(cell, owner, now);
+        }
     }
 
     /// This participant's state as the single producer of a ring. Takes the role at the first use. Returns `Err` if another

@@ -11,6 +11,7 @@ use super::request_steps::RequestSteps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notify::Sleepers;
 use crate::participant::Participant;
+use crate::participant::times::{Time, now};
 use crate::pool::owner::MsgOwner;
 use crate::ring::broadcast::{OwnedReads, ReadToken};
 use crate::ring::reply::Window;
@@ -69,6 +70,14 @@ impl SeatLease {
         } else {
             // Fails only if the participant was evicted.
             let _ = core.release_anywhere(cell, owner, data);
+        }
+    }
+
+    /// Counts how long a sampled message was held, which was received at this time.
+    #[cold]
+    pub(super) fn count_hold(&self, since: u64) {
+        if let Some(times) = self.core().times.as_ref().filter(|_| self.shared.me.is_me()) {
+            times.count(self.me.seat, Time::Hold, now().saturating_sub(since));
         }
     }
 

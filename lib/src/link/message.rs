@@ -263,6 +263,9 @@ impl Link {
                 shared.inspect_err(|_| ring.release(reader, token))
             },
         );
+        if let Ok(Some(Message { received: ReceivedParts { owner, cell, .. }, .. })) = &taken {
+            self.endpoint.count_age_of_read((*owner != INLINE).then_some((*cell, *owner)));
+        }
         taken.map_err(|error| match error {
             TakeError::Wild(wild) => self.corrupt(wild),
             TakeError::Holding => {
@@ -369,8 +372,10 @@ impl Link {
     #[inline]
     fn end(&self, bytes: NonNull<u8>, owner: MsgOwner, cell: u32, data: DataRef) {
         if owner == INLINE {
-            self.inline_buffers.give_back(bytes);
-        } else if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
+            return self.inline_buffers.give_back(bytes);
+        }
+        self.endpoint.count_hold(cell, owner);
+        if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
             ring.release(self.endpoint.reader(), ReadToken(token));
         } else {
             // Fails only if this participant was evicted, and then others have the buffers.

@@ -845,6 +845,11 @@ fn same_shape(store: &Store, config: &LinkConfig, segments: &[Segment]) -> Resul
         let (existing, asked) = (found.request_window.to_string(), asked.request_window.to_string());
         return Err(differs("requests.window".into(), existing, asked));
     }
+    if found.latency_sample != asked.latency_sample {
+        let text = |sample| if sample == 0 { "none".to_owned() } else { format!("{sample}") };
+        let (existing, asked) = (text(found.latency_sample), text(asked.latency_sample));
+        return Err(differs("latency.sample".into(), existing, asked));
+    }
     for pool in PoolId::ALL {
         let (existing, asked) = (found.pools[pool as usize], asked.pools[pool as usize]);
         if existing != asked {

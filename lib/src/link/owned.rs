@@ -52,6 +52,8 @@ pub struct OwnedMessage {
     received: ReceivedParts,
     /// MSG and DATA, if they could not keep their buffers.
     copy: Option<AlignedCopy>,
+    /// When it was received, in nanoseconds, if it is a sampled one; otherwise 0.
+    since: u64,
     lease: Arc<SeatLease>,
 }
 
@@ -81,11 +83,12 @@ impl Message<'_> {
                 ring.own_hold(reader, token);
             } else if !ring.own(reader, token) {
                 let copy = Some(AlignedCopy::of(self.msg(), self.data()));
-                return OwnedMessage { received, copy, lease };
+                return OwnedMessage { received, copy, since: 0, lease };
             }
         }
         let _kept = ManuallyDrop::new(self);
-        OwnedMessage { received, copy: None, lease }
+        let since = link.endpoint.sampled_since(received.cell, received.owner);
+        OwnedMessage { received, copy: None, since, lease }
     }
 }
 
@@ -126,7 +129,7 @@ fn part(bytes: &[u8]) -> (NonNull<u8>, u32) {
 impl OwnedMessage {
     /// Creates a reply that the participant of `lease` has received.
     pub(super) fn new(received: ReceivedParts, lease: &Arc<SeatLease>) -> Self {
-        Self { received, copy: None, lease: Arc::clone(lease) }
+        Self { received, copy: None, since: 0, lease: Arc::clone(lease) }
     }
 
     pub(super) fn lease(&self) -> &Arc<SeatLease> {
@@ -165,6 +168,9 @@ impl Drop for OwnedMessage {
         if self.received.is_inline() {
             inline_buffers::free(bytes);
         } else if self.copy.is_none() {
+            if self.since > 0 {
+                self.lease.count_hold(self.since);
+            }
             self.lease.release(cell, owner, data);
         }
     }

@@ -9,6 +9,7 @@
 mod admission;
 mod events;
 mod role;
+pub(crate) mod times;
 
 pub(crate) use admission::Admission;
 pub use events::PeerEvent;

@@ -53,7 +53,7 @@ fn shape(
     let mut pools = [(0, 0); PoolId::COUNT];
     pools[PoolId::CpuMsg as usize] = (64, msg);
     pools[DATA as usize] = if data == 0 { (0, 0) } else { (64, data) };
-    LinkShape { ring_capacity, single, broadcast, pools, request_window: 0 }
+    LinkShape { ring_capacity, single, broadcast, pools, request_window: 0, latency_sample: 0 }
 }
 
 pub(super) fn process(pid: u32) -> ProcessIdentity {

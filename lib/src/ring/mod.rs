@@ -26,6 +26,7 @@ pub(crate) mod mpmc;
 pub(crate) mod reply;
 pub(crate) mod reply_share;
 pub(crate) mod spsc;
+pub(crate) mod stamps;
 
 use crate::config::BroadcastConfig;
 use crate::segment::{Lines, prefetch_exclusive};
@@ -34,6 +35,7 @@ use entry::RingEntry;
 pub use inline::INLINE_MAX_BYTES;
 use inline::{FIRST_LINE_BYTES, InlineLines};
 pub use reply::{REPLIES_MAX, REQUEST_INLINE_MAX_BYTES};
+use stamps::Stamps;
 
 /// Lines before the slots: each word that one side writes is on a line (and its neighbour) of its own.
 pub(crate) const CONTROL_LINES: usize = 14;
@@ -87,6 +89,9 @@ pub(crate) trait Owners {
     fn take_alone(&self, cell: Self::Cell, word: u64);
     /// Prefetches a message that will probably be received soon.
     fn prefetch(&self, entry: RingEntry, cell: Self::Cell);
+    /// Counts how long a sampled message was on its way, which was received at `now`; both in nanoseconds. `held` is its cell
+    /// and its owner word before that, if it is in a buffer.
+    fn arrived(&self, age: u64, now: u64, held: Option<(Self::Cell, u64)>);
 
     /// As [`look_at`](Self::look_at), of an entry that was not checked.
     fn look(&self, entry: RingEntry) -> Result<Look, WildWord> {
@@ -108,6 +113,7 @@ pub(crate) struct Words {
     shift: u32,
     /// The capacity less 1.
     mask: u64,
+    stamps: Stamps,
 }
 
 impl Words {
@@ -159,7 +165,26 @@ impl Words {
 
     #[inline(always)]
     fn publish(&self, position: u64, entry: RingEntry) {
+        if self.is_sampled(position) {
+            self.stamp(position);
+        }
         self.view().publish(position, entry);
+    }
+
+    /// Whether the time of the message at `position` is counted. Not in [`WordsView`]: one instruction that reads memory costs
+    /// less than a register.
+    #[inline(always)]
+    fn is_sampled(&self, position: u64) -> bool {
+        position & self.stamps.mask == 0
+    }
+
+    /// Counts the age of a message that was received at a sampled position.
+    #[cold]
+    #[inline(never)]
+    fn arrived<O: Owners>(&self, position: u64, owners: &O, held: Option<(O::Cell, u64)>) {
+        if let Some((age, now)) = self.age(position) {
+            owners.arrived(age, now, held);
+        }
     }
 }
 
@@ -272,9 +297,17 @@ pub(crate) enum Ring {
 impl Ring {
     /// Creates a ring over its memory. `slots` must have [`Kind::slot_lines`] lines, `cursors` one per seat for a broadcast
     /// ring, and `capacity` must be a power of two.
-    pub(crate) fn new(control: Lines, slots: Lines, cursors: &Lines, capacity: usize, kind: Kind) -> Self {
+    pub(crate) fn new(
+        control: Lines,
+        slots: Lines,
+        cursors: &Lines,
+        capacity: usize,
+        kind: Kind,
+        stamps: Stamps,
+    ) -> Self {
         debug_assert!(capacity.is_power_of_two() && slots.len() == kind.slot_lines(capacity));
-        let words = Words { control, slots, shift: capacity.trailing_zeros(), mask: capacity as u64 - 1 };
+        let (shift, mask) = (capacity.trailing_zeros(), capacity as u64 - 1);
+        let words = Words { control, slots, shift, mask, stamps };
         match kind {
             Kind::Spsc => Self::Spsc(spsc::Spsc::new(words)),
             Kind::Mpmc => Self::Mpmc(mpmc::Mpmc::new(words)),

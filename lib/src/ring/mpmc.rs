@@ -87,6 +87,9 @@ impl Mpmc {
             if looks_full(words, me, position) {
                 return Err(PushError::Full);
             }
+            if self.words.is_sampled(position) {
+                self.words.stamp(position);
+            }
             // PUBLISH
             if slot.compare_exchange(seen, entry.in_lap(here), Ordering::Release, Ordering::Relaxed).is_ok() {
                 // FENCE, also if another participant has moved `tail` for us.
@@ -245,6 +248,10 @@ impl Mpmc {
                         owners.prefetch(next, next_cell);
                     }
                     if owners.take_at(cell, word) {
+                        if self.words.is_sampled(at) {
+                            let held = (!entry.is_inline()).then_some((cell, word));
+                            self.words.arrived(at, owners, held);
+                        }
                         *position = after;
                         return Ok(Some((entry, cell, word)));
                     }
@@ -332,13 +339,15 @@ fn looks_full(words: WordsView<'_>, me: &Producer, position: u64) -> bool {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::ring::stamps::Stamps;
     use crate::ring::{CONTROL_LINES, Kind, Ring};
     use crate::segment::Lines;
 
     #[test]
     fn repaired_head_leaves_no_trace_of_a_wild_value() {
         let lines = Lines::heap;
-        let ring = Ring::new(lines(CONTROL_LINES), lines(1), &lines(0), 2, Kind::Mpmc);
+        let ring =
+            Ring::new(lines(CONTROL_LINES), lines(1), &lines(0), 2, Kind::Mpmc, Stamps::new(lines(0), 0));
         let Ring::Mpmc(ring) = ring else { unreachable!() };
         let (me, head) = (Producer::default(), ring.words.control(HEAD));
         let send = |cell| ring.push(&me, RingEntry::pooled(cell, 1));

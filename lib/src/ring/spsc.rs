@@ -103,6 +103,9 @@ impl Spsc {
             }
         }
         fill(words, tail);
+        if self.words.is_sampled(tail) {
+            self.words.stamp(tail);
+        }
         words.publish(tail, entry);
         me.tail.set(tail.wrapping_add(1));
         Ok(())
@@ -187,6 +190,9 @@ impl Spsc {
         }
         if entry.is_inline() {
             me.long.set(entry.has_second_line());
+            if self.words.is_sampled(head) {
+                self.words.arrived(head, owners, None);
+            }
             return Ok(Some(TakenMessage::Inline(entry, lines)));
         }
         let cell = owners.cell(entry)?;
@@ -202,6 +208,9 @@ impl Spsc {
             Look::Here(word) => {
                 // Before `head` moves: recovery must find every message either in the ring or with an owner.
                 owners.take_alone(cell, word);
+                if self.words.is_sampled(head) {
+                    self.words.arrived(head, owners, Some((cell, word)));
+                }
                 Ok(Some(TakenMessage::Pooled(cell, word)))
             }
             Look::Gone => Err(WildWord("an entry whose buffer has no owner on this ring")),

@@ -9,6 +9,7 @@
 //!       5-9  per pool: buffer size in the upper half, number of buffers in the lower
 //!       10 how the link is run: flags, and microseconds to spin before sleeping
 //!       11 broadcast rings: 1 + what happens to slow readers, milliseconds until they are evicted, history
+//!       12 one message of how many is timed; 0: none
 //!       13 requests that each participant of the secondary side can have pending; 0: none
 //!       15 checksum of words 0 to 14
 //! ```
@@ -30,6 +31,7 @@ pub(crate) const LAYOUT_VERSION: u16 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"SHMESH\0\0");
 const MAGIC_MASK: u64 = (1 << 48) - 1;
 const WORDS: usize = 16;
+const LATENCY: usize = 12;
 const REQUESTS: usize = 13;
 const CHECKSUM: usize = WORDS - 1;
 const SINGLE: u64 = 1 << 32;
@@ -90,6 +92,7 @@ impl Header {
         }
         words[10] = u64::from(self.conduct.spin_us) | if self.conduct.notify { NOTIFY } else { 0 };
         words[11] = self.shape.broadcast.map_or(0, broadcast_word);
+        words[LATENCY] = u64::from(self.shape.latency_sample);
         words[REQUESTS] = u64::from(self.shape.request_window);
         words[CHECKSUM] = checksum(&words);
         words
@@ -151,6 +154,7 @@ impl Header {
                 single: words[4] & SINGLE != 0,
                 broadcast: broadcast_of(words[11]).ok_or(Unusable::Damaged)?,
                 pools: std::array::from_fn(|i| (half(words[5 + i] >> 32), half(words[5 + i]))),
+                latency_sample: u32::try_from(words[LATENCY]).map_err(|_| Unusable::Damaged)?,
                 request_window: u32::try_from(words[REQUESTS]).map_err(|_| Unusable::Damaged)?,
             },
             conduct: Conduct {
@@ -210,6 +214,7 @@ mod tests {
                 broadcast: None,
                 pools: [(64, 4), (1000, 3), (0, 0), (0, 0), (0, 0)],
                 request_window: 3,
+                latency_sample: 64,
             },
             conduct: Conduct { notify: true, spin_us: 7, one_receiver: true },
         }

@@ -4,8 +4,10 @@
 //! Positions count lines of 64 bytes.
 
 use crate::config::{BroadcastConfig, HugePages, LinkConfig, PoolId, RingMode, SlowReaders};
+use crate::participant::times::TIMES_LINES;
 use crate::participant::{MAX_SEATS, SEAT_LINES};
 use crate::pool::{stride_bytes, table_lines};
+use crate::ring::stamps::stamp_lines;
 use crate::ring::{CONTROL_LINES, Kind};
 use crate::sync::LINE_BYTES;
 
@@ -33,6 +35,8 @@ pub(crate) struct LinkShape {
     pub(crate) pools: [(u32, u32); PoolId::COUNT],
     /// Maximum number of pending requests of a participant of the secondary side; 0 if the link has no requests.
     pub(crate) request_window: u32,
+    /// One message of this many is timed, a power of two; 0: none.
+    pub(crate) latency_sample: u32,
 }
 
 impl LinkShape {
@@ -46,6 +50,7 @@ impl LinkShape {
                 if pool.is_enabled() { (pool.buf_size_bytes, pool.pool_len) } else { (0, 0) }
             }),
             request_window: config.request_window,
+            latency_sample: config.latency_sample,
         }
     }
 
@@ -78,6 +83,8 @@ impl LinkShape {
             && self.ring_capacity <= crate::config::MAX_RING_LEN
             && (self.request_window == 0 || !self.single && self.broadcast.is_none())
             && self.request_window <= crate::config::MAX_REQUEST_WINDOW
+            && (self.latency_sample == 0 || self.latency_sample.is_power_of_two())
+            && self.latency_sample <= crate::config::MAX_LATENCY_SAMPLE
             && self.pools[PoolId::CpuMsg as usize].0 != 0
             && self.broadcast.is_none_or(|rules| {
                 !self.single
@@ -113,6 +120,10 @@ pub(crate) struct LinkLayout {
     pub(crate) cursor_lines: usize,
     /// Control lines of the ring of requests, its slots, and the reply slots of all seats.
     pub(crate) requests: Option<[usize; 3]>,
+    /// The times at which sampled messages of each ring were sent, and the counts of times.
+    pub(crate) stamps: [usize; 2],
+    pub(crate) stamp_lines: usize,
+    pub(crate) times: Option<usize>,
     pub(crate) total: usize,
 }
 
@@ -142,11 +153,15 @@ impl LinkLayout {
         let tables = cursors + cursor_lines;
         let request_slots = tables + CONTROL_LINES;
         let reply_slots = request_slots + slot_lines[1];
-        let (requests, end) = if window == 0 {
+        let (requests, stamps) = if window == 0 {
             (None, tables)
         } else {
             (Some([tables, request_slots, reply_slots]), reply_slots + MAX_SEATS * window)
         };
+        let stamp_lines = stamp_lines(capacity, shape.latency_sample);
+        let times = stamps + 2 * stamp_lines;
+        let is_timed = shape.latency_sample > 0;
+        let end = times + if is_timed { TIMES_LINES } else { 0 };
         Self {
             primary_role,
             payload_types,
@@ -160,6 +175,9 @@ impl LinkLayout {
             cursors,
             cursor_lines,
             requests,
+            stamps: [stamps, stamps + stamp_lines],
+            stamp_lines,
+            times: is_timed.then_some(times),
             total: end.next_multiple_of(PAGE_LINES),
         }
     }
@@ -225,7 +243,7 @@ mod tests {
 
     fn shape(ring_capacity: u32, single: bool) -> LinkShape {
         let pools = [(8192, 4096), (0, 0), (0, 0), (0, 0), (0, 0)];
-        LinkShape { ring_capacity, single, broadcast: None, pools, request_window: 0 }
+        LinkShape { ring_capacity, single, broadcast: None, pools, request_window: 0, latency_sample: 0 }
     }
 
     fn broadcast(ring_capacity: u32) -> LinkShape {
@@ -251,7 +269,15 @@ mod tests {
                 assert!(l.slots[1] + l.slot_lines[1] <= l.inline);
                 assert!(l.inline <= l.inline_seconds && l.inline_seconds + l.inline_cells <= l.cursors);
                 assert!(l.cursors + l.cursor_lines <= l.total);
-                assert!(l.bytes().is_multiple_of(4096));
+                assert!(l.bytes().is_multiple_of(4096) && l.times.is_none());
+                let timed = LinkLayout::of(&LinkShape { latency_sample: 4, ..shape });
+                let times = timed.times.unwrap();
+                assert!(timed.stamps[0] >= l.cursors + l.cursor_lines);
+                assert_eq!(
+                    (timed.stamps[1], times),
+                    (timed.stamps[0] + timed.stamp_lines, timed.stamps[1] + timed.stamp_lines)
+                );
+                assert!(times + TIMES_LINES <= timed.total && 8 * timed.stamp_lines * 4 >= capacity as usize);
             }
         }
     }

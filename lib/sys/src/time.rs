@@ -27,6 +27,14 @@ pub fn coarse_uptime() -> io::Result<Duration> {
     Ok(nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC_COARSE)?.into())
 }
 
+/// The time since boot in nanoseconds, of the clock that all processes of a machine share, but for those in a time namespace of
+/// their own. 0 if the kernel does not have this clock.
+#[must_use]
+pub fn monotonic_nanos() -> u64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    time.map_or(0, |time| (time.tv_sec() * 1_000_000_000 + time.tv_nsec()).cast_unsigned())
+}
+
 /// Size of a page of memory in bytes.
 ///
 /// # Errors

@@ -185,6 +185,7 @@ pub fn config(name: &str, changes: &str) -> LinkConfig {
             "evict_after" => config.broadcast.evict_after_ms = number(),
             "backing" => config.backing = if value == "memfd" { Backing::Memfd } else { Backing::Named },
             "requests" => config.request_window = number(),
+            "latency" => config.latency_sample = number(),
             "receivers" if value == "one" => config.receivers = Receivers::One,
             "notify" => config.notify = value == "on",
             "file_mode" => config.file_mode = u32::from_str_radix(value, 8).expect("an octal number"),

@@ -547,6 +547,7 @@ fn different_configuration_is_refused() {
             ("msg=512x32", "pools.cpu_msg", "256 bytes x 32", "512 bytes x 32"),
             ("data=4096x8", "pools.cpu_data", "4096 bytes x 16", "4096 bytes x 8"),
             ("large=64x1", "pools.cpu_large", "0 bytes x 0", "64 bytes x 1"),
+            ("latency=64", "latency.sample", "none", "64"),
             ("backing=memfd", "backing", "named", "memfd"),
             ("notify=off", "notify.enabled", "true", "false"),
             ("spin=7", "notify.spin_us", "0", "7"),

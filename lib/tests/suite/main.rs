@@ -11,6 +11,7 @@ mod device_pool;
 mod events;
 mod examples;
 mod exchange;
+mod latency;
 mod notification;
 mod owned;
 mod request;

@@ -80,6 +80,30 @@ fn messages_loans_and_buffers() {
 }
 
 #[test]
+fn times_of_sampled_messages() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let links = "- { name: timed, latency: { sample: 2 } }\n- name: untimed\n";
+    let sidecar = Sidecar::start_yaml(dir.path(), links);
+    until("the links are kept", || sidecar.get("/readyz").starts_with("HTTP/1.1 200"));
+    let options = LinkOptions::new().dir(dir.path());
+    let phy = options.attach("timed", Side::Primary).unwrap();
+    let mac = options.attach("timed", Side::Secondary).unwrap();
+    for _ in 0..10 {
+        let mut loan = phy.loan().unwrap();
+        loan.resize_msg(4).unwrap();
+        loan.send().unwrap();
+        drop(mac.receive().unwrap().unwrap());
+    }
+    for name in ["latency", "hold"] {
+        let name = format!("shmesh_sidecar_link_{name}_seconds");
+        assert_eq!(sidecar.metric(&format!("{name}_count{{link=\"timed\"}}")), 5);
+        assert_eq!(sidecar.metric(&format!("{name}_bucket{{le=\"+Inf\",link=\"timed\"}}")), 5);
+        assert!(!sidecar.get("/metrics").contains(&format!("{name}_count{{link=\"untimed\"}}")));
+    }
+}
+
+#[test]
 fn wake_ups() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();

@@ -23,8 +23,9 @@ once; messages are not affected.
 
 M2S/S and S2M/S are messages per second, primary to secondary and back. QUEUED counts messages that are sent and not received, in both
 directions; for a broadcast ring, those that the slowest reader has not received. POOL is the pool with the largest share of used
-buffers. ASLEEP counts participants that sleep until a message arrives, and WOKEN/S the system calls that wake them. A link that was
-just created, and one in NVIPC's layout, has no rates.
+buffers. ASLEEP counts participants that sleep until a message arrives, and WOKEN/S the system calls that wake them. P50 and P99 are the
+median and the 99th percentile of the time from sending to receiving in the interval, of links with `latency: {sample: 64}`. A link that
+was just created, and one in NVIPC's layout, has no rates.
 
 On a terminal: up and down select a link, whose participants and pools are shown below; s changes the order; q ends. Elsewhere, a table
 is printed at each interval.
@@ -111,19 +112,34 @@ fn text(args: &Args, now: &Sample, before: &Sample, out: &mut dyn Write) -> anyh
 }
 
 /// The columns of the table of links.
-const HEADS: [&str; 10] =
-    ["LINK", "RING", "PRIMARY", "SECONDARY", ">M2S/S", ">S2M/S", ">QUEUED", "POOL", ">ASLEEP", ">WOKEN/S"];
+const HEADS: [&str; 12] = [
+    "LINK",
+    "RING",
+    "PRIMARY",
+    "SECONDARY",
+    ">M2S/S",
+    ">S2M/S",
+    ">QUEUED",
+    "POOL",
+    ">ASLEEP",
+    ">WOKEN/S",
+    ">P50",
+    ">P99",
+];
 
 /// The row of a link in the table.
-fn row(link: &LinkSample, rates: &Rates) -> [String; 10] {
+fn row(link: &LinkSample, rates: &Rates) -> [String; 12] {
     let name = link.name.to_string();
     let Ok(state) = &link.seen else {
-        let mut row = [const { String::new() }; 10];
+        let mut row = [const { String::new() }; 12];
         row[0] = name;
         row[1] = "unusable".to_owned();
         return row;
     };
     let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), human::rate);
+    let [p50, p99] = rates
+        .latency
+        .map_or_else(|| ["-", "-"].map(str::to_owned), |times| times.map(|time| human::nanos(time * 1e9)));
     let pool = state.fullest_pool().map(|pool| format!("{} {}%", pool.name, pool.percent()));
     [
         name,
@@ -136,5 +152,7 @@ fn row(link: &LinkSample, rates: &Rates) -> [String; 10] {
         pool.unwrap_or_default(),
         state.asleep().to_string(),
         rate(rates.wake_ups),
+        p50,
+        p99,
     ]
 }

@@ -1,11 +1,11 @@
 //! Samples of links, and the rates between two of them.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use shmesh::config::LinkName;
-use shmesh::inspect::{BufferState, SeatView, Snapshot, View, names};
+use shmesh::inspect::{BufferState, LinkTimes, SeatView, Snapshot, TimeHistogram, View, names};
 use shmesh::{SeatIndex, Side};
 
 use crate::{ls, nvipc, people};
@@ -40,6 +40,7 @@ pub(super) struct LinkState {
     requests: Option<u64>,
     /// Requests whose clients wait for replies.
     pub(super) pending: Option<usize>,
+    times: Option<LinkTimes>,
 }
 
 /// The messages of one direction.
@@ -68,9 +69,9 @@ pub(super) struct ParticipantUse {
     pub(super) borrowed: usize,
 }
 
-/// Messages, requests and wake-ups per second between two samples.
+/// Messages, requests and wake-ups per second between two samples, and the times of messages.
 ///
-/// A rate is `None` if the link was not in both, or does not count.
+/// A rate is `None` if the link was not in both, or does not count. Times are `None` also if no message was timed in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     /// Messages sent on `m2s` and `s2m`.
@@ -78,6 +79,10 @@ pub(super) struct Rates {
     pub(super) requests: Option<f64>,
     /// System calls that woke a sleeping receiver.
     pub(super) wake_ups: Option<f64>,
+    /// Median and 99th percentile of the time from sending to receiving, in seconds.
+    pub(super) latency: Option<[f64; 2]>,
+    /// The same of the time from receiving to releasing.
+    pub(super) hold: Option<[f64; 2]>,
 }
 
 impl Sample {
@@ -109,7 +114,14 @@ impl Sample {
         #[expect(clippy::cast_precision_loss, reason = "a rate that people read")]
         let rate =
             |now: Option<u64>, earlier: Option<u64>| Some(now?.checked_sub(earlier?)? as f64 / seconds);
+        let times = |which: fn(&LinkTimes) -> &TimeHistogram| {
+            let since = which(now.times.as_ref()?).since(which(earlier.times.as_ref()?));
+            let quantile = |share| since.quantile(share).map(|time: Duration| time.as_secs_f64());
+            Some([quantile(0.5)?, quantile(0.99)?])
+        };
         Rates {
+            latency: times(|times| &times.latency),
+            hold: times(|times| &times.hold),
             messages: [0, 1].map(|ring: usize| rate(now.rings[ring].sent, earlier.rings[ring].sent)),
             requests: rate(now.requests, earlier.requests),
             wake_ups: rate(now.wake_ups, earlier.wake_ups),
@@ -141,6 +153,7 @@ impl LinkSample {
             json
         });
         let [m2s, s2m] = state.rings;
+        let quantiles = |times: Option<[f64; 2]>| times.map(|[p50, p99]| json!({ "p50": p50, "p99": p99 }));
         json!({
             "name": self.name.as_str(),
             "usable": true,
@@ -151,6 +164,8 @@ impl LinkSample {
             "requests_per_second": rates.requests,
             "requests_pending": state.pending,
             "wake_ups_per_second": rates.wake_ups,
+            "latency_seconds": quantiles(rates.latency),
+            "hold_seconds": quantiles(rates.hold),
             "pools": pools.collect::<Vec<_>>(),
             "participants": participants.collect::<Vec<_>>(),
         })
@@ -187,6 +202,7 @@ impl LinkState {
             wake_ups: Some(snapshot.wake_ups),
             requests: snapshot.requests.map(|requests| requests.made),
             pending: snapshot.requests.map(|requests| requests.pending),
+            times: view.times(),
         }
     }
 

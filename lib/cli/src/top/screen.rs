@@ -168,10 +168,10 @@ impl Screen {
         ])
         .areas(frame.area());
         self.draw_links(frame, top, &links, selected);
-        if let Some((link, _)) = links.get(selected) {
+        if let Some((link, rates)) = links.get(selected) {
             match &link.seen {
                 Ok(state) => {
-                    self.draw_participants(frame, middle, &link.name, state);
+                    self.draw_participants(frame, middle, &link.name, state, rates);
                     self.draw_pools(frame, bottom, state);
                 }
                 Err(error) => frame.render_widget(
@@ -188,7 +188,7 @@ impl Screen {
     }
 
     fn draw_links(&self, frame: &mut Frame<'_>, area: Rect, links: &[(&LinkSample, Rates)], selected: usize) {
-        let rows: Vec<[String; 10]> = links.iter().map(|(link, rates)| row(link, rates)).collect();
+        let rows: Vec<[String; 12]> = links.iter().map(|(link, rates)| row(link, rates)).collect();
         let rows_drawn = rows.iter().zip(links).map(|(row, (link, _))| {
             let is_dead =
                 |state: &LinkState| state.participants.iter().any(|one| !people::may_live(&one.seat));
@@ -220,7 +220,14 @@ impl Screen {
         }
     }
 
-    fn draw_participants(&self, frame: &mut Frame<'_>, area: Rect, name: &LinkName, state: &LinkState) {
+    fn draw_participants(
+        &self,
+        frame: &mut Frame<'_>,
+        area: Rect,
+        name: &LinkName,
+        state: &LinkState,
+        rates: &Rates,
+    ) {
         let rows = state.participants.iter().map(|participant| {
             let seat = &participant.seat;
             let word = seat.participant.word;
@@ -240,10 +247,14 @@ impl Screen {
         let pending = state.pending.map_or(String::new(), |pending| {
             format!(", {} pending", human::plural(pending as u64, "request"))
         });
+        let held = rates.hold.map_or(String::new(), |times| {
+            let [p50, p99] = times.map(|time| human::nanos(time * 1e9));
+            format!(", messages held {p50}, 99 % of them up to {p99}")
+        });
         let table = Table::new(rows, widths)
             .header(Row::new(["seat", "side", "pid", "loaned", "borrowed", "state"]).style(Modifier::BOLD))
             .column_spacing(2)
-            .block(Block::new().borders(Borders::TOP).title(format!(" {name}{pending} ")));
+            .block(Block::new().borders(Borders::TOP).title(format!(" {name}{pending}{held} ")));
         frame.render_widget(table, area);
     }
 

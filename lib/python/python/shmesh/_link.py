@@ -71,6 +71,7 @@ class Link(_shmesh.Link):
         slow: Literal["wait", "skip", "evict"] = "wait",
         history: int = 0,
         requests: int = 0,
+        latency_sample: int = 0,
         receivers: Literal["many", "one"] = "many",
         backing: Literal["memfd", "named"] = "named",
         spin_us: int = 50,
@@ -109,6 +110,7 @@ class Link(_shmesh.Link):
                     pool: {"buf_size_bytes": int(size), "pool_len": int(count)} for pool, (size, count) in sizes.items()
                 },
                 **({"requests": {"window": requests}} if requests else {}),
+                **({"latency": {"sample": latency_sample}} if latency_sample else {}),
                 "receivers": receivers,
                 "backing": backing,
                 "memory": {"file_mode": f"{file_mode:04o}"},

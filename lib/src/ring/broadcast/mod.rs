@@ -112,6 +112,8 @@ pub(crate) struct Reader {
     lost: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
+    /// The age of the message that was just received, and the time then, if it is a sampled one.
+    pub(crate) sampled: Cell<Option<(u64, u64)>>,
 }
 
 /// Keeps a received message from reuse until it is released: its position, or the number of a hold.
@@ -567,6 +569,7 @@ impl Broadcast {
             has_owned: Cell::new(false),
             lost: Cell::new(0),
             long: Cell::new(false),
+            sampled: Cell::new(None),
         }
     }
 
@@ -624,12 +627,14 @@ impl Broadcast {
                         && self.is_open(position)
                     {
                         me.long.set(entry.has_second_line());
+                        self.sample(me, position);
                         self.pass(me, position);
                         return copied.map(Some).map_err(TakeError::Wild);
                     }
                 }
                 SlotState::Here(entry, _) => {
                     if let Some(token) = self.hold(me, position, entry)? {
+                        self.sample(me, position);
                         return pooled(entry, token).map(Some).map_err(TakeError::Wild);
                     }
                 }
@@ -647,6 +652,13 @@ impl Broadcast {
             }
         }
         Ok(None)
+    }
+
+    #[inline(always)]
+    fn sample(&self, me: &Reader, position: u64) {
+        if self.words.is_sampled(position) {
+            me.sampled.set(self.words.age(position));
+        }
     }
 
     /// Whether the message at a position may still be received.
@@ -793,6 +805,7 @@ mod tests {
             broadcast: Some(rules),
             pools,
             request_window: 0,
+            latency_sample: 0,
         })
     }
 

@@ -1,0 +1,134 @@
+//! Samples of how long messages are on their way and held.
+
+use std::time::Duration;
+
+use shmesh::config::PoolId;
+use shmesh::inspect::{LinkTimes, View};
+use shmesh::{Link, LinkOptions, Side};
+use shmesh_testing::{config, ipc_dir};
+
+fn pair(dir: &std::path::Path, changes: &str) -> (Link, Link) {
+    let options = LinkOptions::new().dir(dir);
+    let link = options.create(&config("link", changes)).unwrap();
+    (link, options.attach("link", Side::Secondary).unwrap())
+}
+
+fn times(dir: &std::path::Path) -> Option<LinkTimes> {
+    View::open(dir, &"link".parse().unwrap()).unwrap().times()
+}
+
+fn counts(dir: &std::path::Path) -> (u64, u64) {
+    let times = times(dir).unwrap();
+    (times.latency.count(), times.hold.count())
+}
+
+fn send_pooled(link: &Link) {
+    let mut loan = link.loan().unwrap();
+    loan.resize_msg(8).unwrap();
+    loan.send().unwrap();
+}
+
+const MODES: [&str; 5] =
+    ["", "mode=spsc", "mode=broadcast", "mode=broadcast slow=skip", "mode=broadcast slow=evict"];
+
+#[test]
+fn each_sampled_message_is_counted_once_in_every_mode() {
+    for mode in MODES {
+        let dir = ipc_dir();
+        // More messages than slots, so that the words of the samples are used again.
+        let (phy, mac) = pair(dir.path(), &format!("latency=4 ring=16 msg=64x64 {mode}"));
+        for message in 0..64 {
+            if message % 2 == 0 {
+                send_pooled(&phy);
+            } else {
+                phy.send_inline(1, 0, b"inline").unwrap();
+            }
+            drop(mac.receive().unwrap().unwrap());
+        }
+        // Positions 0, 4, 8 and so on, which are messages in buffers.
+        assert_eq!(counts(dir.path()), (16, 16), "{mode}");
+        for _ in 0..8 {
+            mac.send_inline(1, 0, b"the other way").unwrap();
+            phy.receive().unwrap().unwrap();
+        }
+        assert_eq!(counts(dir.path()), (18, 16), "{mode}: an inline message is not held");
+    }
+}
+
+#[test]
+fn messages_of_a_batch_are_counted() {
+    for mode in MODES {
+        let dir = ipc_dir();
+        let (phy, mac) = pair(dir.path(), &format!("latency=4 ring=16 msg=64x64 {mode}"));
+        let mut loans: Vec<_> = (0..8).map(|_| phy.loan().unwrap()).collect();
+        phy.send_batch(&mut loans).unwrap();
+        let mut messages = Vec::new();
+        assert_eq!(
+            mac.receive_batch(&mut messages, if mode.contains("skip") { 6 } else { 8 }).unwrap() % 2,
+            0
+        );
+        drop(messages);
+        // Of two samples that a handle holds at once, the later one.
+        assert_eq!(counts(dir.path()), (2, 1), "{mode}");
+    }
+}
+
+#[test]
+fn times_are_those_from_sending_to_receiving_to_releasing() {
+    let dir = ipc_dir();
+    let (phy, mac) = pair(dir.path(), "latency=1");
+    send_pooled(&phy);
+    std::thread::sleep(Duration::from_millis(20));
+    let message = mac.receive().unwrap().unwrap();
+    std::thread::sleep(Duration::from_millis(2));
+    drop(message);
+    let LinkTimes { latency, hold, sample } = times(dir.path()).unwrap();
+    assert_eq!(sample, 1);
+    assert!(latency.sum() >= Duration::from_millis(20) && hold.sum() >= Duration::from_millis(2));
+    // A machine may be slow, but not faster than the clock.
+    assert!(latency.quantile(1.0).unwrap() >= Duration::from_millis(16), "{latency:?}");
+    assert!(hold.sum() < Duration::from_secs(60));
+}
+
+#[test]
+fn message_that_another_thread_releases_is_counted() {
+    for mode in MODES {
+        let dir = ipc_dir();
+        let (phy, mac) = pair(dir.path(), &format!("latency=2 ring=16 msg=64x64 {mode}"));
+        send_pooled(&phy);
+        let owned = mac.receive().unwrap().unwrap().into_owned();
+        assert_eq!(counts(dir.path()), (1, 0), "{mode}");
+        std::thread::spawn(move || drop(owned)).join().unwrap();
+        assert_eq!(counts(dir.path()), (1, 1), "{mode}");
+        // Not sampled.
+        send_pooled(&phy);
+        drop(mac.receive().unwrap().unwrap().into_owned());
+        assert_eq!(counts(dir.path()), (1, 1), "{mode}");
+    }
+}
+
+#[test]
+fn link_without_samples_has_no_times_and_no_bytes_for_them() {
+    let dir = ipc_dir();
+    let (phy, mac) = pair(dir.path(), "");
+    send_pooled(&phy);
+    drop(mac.receive().unwrap().unwrap());
+    assert!(times(dir.path()).is_none());
+    let bytes = |changes| config("link", changes).segment_bytes();
+    assert!((130_000..150_000).contains(&(bytes("latency=64") - bytes(""))));
+}
+
+#[test]
+fn requests_and_replies_are_not_sampled() {
+    let dir = ipc_dir();
+    let (phy, mac) = pair(dir.path(), "latency=1 requests=2");
+    let mut pending = mac.request_inline(1, 0, b"what").unwrap();
+    phy.receive_request().unwrap().unwrap().reply_inline(2, 0, b"that").unwrap();
+    drop(pending.wait(Some(Duration::from_secs(10))).unwrap());
+    assert_eq!(counts(dir.path()), (0, 0));
+    let mut loan = mac.loan_with(PoolId::CpuData).unwrap();
+    loan.resize_data(8).unwrap();
+    loan.send().unwrap();
+    drop(phy.receive().unwrap().unwrap());
+    assert_eq!(counts(dir.path()), (1, 1));
+}
