@@ -7,7 +7,7 @@ beyond the package registries, and none uploads anything.
     .ci/release.py images OUT           both images for amd64 and arm64 as OCI layouts: OUT/shmesh-plugin, OUT/shmesh-sidecar
     .ci/release.py chart OUT            the chart as OUT/shmesh-VERSION.tgz, and as an OCI layout: OUT/shmesh-chart
     .ci/release.py krew OUT             OUT/kubectl-shmesh_VERSION_linux_ARCH.tar.gz, and the manifest OUT/shmesh.yaml for krew
-    .ci/release.py debian OUT           OUT/shmesh_VERSION_ARCH.deb (command) and OUT/libshmesh-dev_VERSION_ARCH.deb (C libraries)
+    .ci/release.py debian OUT           OUT/shmesh_VERSION_ARCH.deb (command, sidecar) and OUT/libshmesh-dev_VERSION_ARCH.deb (C libraries)
 
 Crates and wheels need no command of their own: `cargo publish --workspace` and `maturin build` (see docs/releasing.md).
 On one machine the same commit gives the same bytes: archives are sorted and have the time of the commit (SOURCE_DATE_EPOCH).
@@ -31,6 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CHART_FILES = ("Chart.yaml", "README.md", "values.yaml", "values.schema.json", "templates", "dashboards", "policy")
 ARCHITECTURES = ("amd64", "arm64")
+# Of the package `shmesh`: what the tutorial runs.
+PROGRAMS = ("shmesh", "shmesh-sidecar")
 IMAGES = {
     "plugin": "Device plugin, identity service and injection webhook of shmesh",
     "sidecar": "Keeps a pod's shared-memory links and brokers device memory; contains the shmesh command",
@@ -313,39 +315,49 @@ def strip(*paths):
         run("strip", "--strip-unneeded", path)
 
 
-def depends(*paths):
-    """The packages that ELF files need: glibc in the version of their newest symbol, and the library of the unwinder."""
+def numbers(version):
+    """(2, 36) for "2.36"."""
+    return tuple(map(int, version.split(".")))
+
+
+def depends(*paths, newest=None):
+    """The packages that ELF files need: glibc in the version of their newest symbol, which `newest` limits, and the library of the unwinder."""
     text = "".join(output("objdump", "-p", path) for path in paths)
-    versions = [tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", text)]
+    versions = [numbers(found) for found in re.findall(r"GLIBC_([0-9.]+)", text)]
     libraries = set(re.findall(r"NEEDED +(\S+)", text))
     unknown = {name for name in libraries if not name.startswith(("libc.", "libm.", "libdl.", "librt.", "libpthread.", "ld-linux", "libgcc_s."))}
     unknown -= {path.name for path in paths} | {f"lib{name}.so" for name in ("shmesh", "shmesh_nvipc", "nvipc", "nvlog")}
     if unknown or not versions:
         raise ReleaseError(f"{paths[0].name}: needs {sorted(unknown)}, which no package is known for; add it to depends()")
-    packages = [f"libc6 (>= {'.'.join(map(str, max(versions)))})"]
+    glibc = max(versions)
+    if newest and glibc > newest:
+        found, limit = (".".join(map(str, version)) for version in (glibc, newest))
+        raise ReleaseError(f"{paths[0].name} needs glibc {found}, newer than {limit}: build on a distribution that has an older one")
+    packages = [f"libc6 (>= {'.'.join(map(str, glibc))})"]
     return ", ".join(packages + ["libgcc-s1"] * any(name.startswith("libgcc_s.") for name in libraries))
 
 
-def debian_command(out):
+def debian_command(out, newest):
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     version, architecture = workspace_version(read("Cargo.toml")), output("dpkg", "--print-architecture")
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    run("cargo", "build", "--release", "--locked", "-p", "shmesh-cli")
+    run("cargo", "build", "--release", "--locked", "-p", "shmesh-cli", "-p", "shmesh-sidecar")
     with tempfile.TemporaryDirectory() as folder:
         command, library = Path(folder) / "command", Path(folder) / "library"
-        program = command / "usr" / "bin" / "shmesh"
-        program.parent.mkdir(parents=True)
-        shutil.copy(target / "release" / "shmesh", program)
-        strip(program)
-        run(program, "man", command / "usr" / "share" / "man" / "man1")
+        programs = [command / "usr" / "bin" / program for program in PROGRAMS]
+        programs[0].parent.mkdir(parents=True)
+        for program in programs:
+            shutil.copy(target / "release" / program.name, program)
+        strip(*programs)
+        run(programs[0], "man", command / "usr" / "share" / "man" / "man1")
         for shell, path in (
             ("bash", "usr/share/bash-completion/completions/shmesh"),
             ("zsh", "usr/share/zsh/vendor-completions/_shmesh"),
             ("fish", "usr/share/fish/vendor_completions.d/shmesh.fish"),
         ):
             (command / path).parent.mkdir(parents=True)
-            (command / path).write_text(output(program, "completions", shell) + "\n", encoding="utf-8")
+            (command / path).write_text(output(programs[0], "completions", shell) + "\n", encoding="utf-8")
         debian_package(
             out,
             command,
@@ -353,13 +365,16 @@ def debian_command(out):
                 "shmesh",
                 version,
                 architecture,
-                "look at, measure and clean up shared-memory links",
-                Depends=depends(program),
+                "keep, look at, measure and clean up shared-memory links",
+                Depends=depends(*programs, newest=newest),
             ),
         )
         run("lib/capi/install", "/usr", env={**os.environ, "DESTDIR": str(library)})
         libraries = [path for path in (library / "usr" / "lib").glob("*.so*") if not path.is_symlink()]
         strip(*libraries)
+        # The static ones keep the symbols that a linker needs.
+        for path in (library / "usr" / "lib").glob("*.a"):
+            run("strip", "--strip-debug", "--enable-deterministic-archives", path)
         debian_package(
             out,
             library,
@@ -368,7 +383,7 @@ def debian_command(out):
                 version,
                 architecture,
                 "shared-memory links for C and C++, and NVIPC's interface",
-                Depends=depends(*libraries),
+                Depends=depends(*libraries, newest=newest),
             ),
         )
 
@@ -384,8 +399,10 @@ def main(arguments):
         static.add_argument("--architecture", action="append", choices=ARCHITECTURES)
         if name == "krew":
             static.add_argument("--repository", required=True, help="URL of the repository whose releases have the archives")
-    for name in ("chart", "debian"):
-        commands.add_parser(name).add_argument("out", type=Path)
+    commands.add_parser("chart").add_argument("out", type=Path)
+    debian = commands.add_parser("debian")
+    debian.add_argument("out", type=Path)
+    debian.add_argument("--newest-glibc", type=numbers, metavar="VERSION", help="fail if the packages would need a newer glibc")
     given = parser.parse_args(arguments)
     try:
         if given.command == "version":
@@ -399,7 +416,7 @@ def main(arguments):
         elif given.command == "chart":
             chart_command(given.out)
         else:
-            debian_command(given.out)
+            debian_command(given.out, given.newest_glibc)
     except (ReleaseError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"release.py: {error}")
 

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 import tempfile
 import unittest
@@ -79,6 +80,17 @@ class Archives(unittest.TestCase):
 
     def test_packages_of_a_program(self):
         self.assertRegex(release.depends(Path("/bin/true").resolve()), r"^libc6 \(>= 2\.\d+\)(, libgcc-s1)?$")
+
+    def test_packages_for_an_older_distribution(self):
+        symbols = "  NEEDED               libc.so.6\n    0x06 0x00 05 GLIBC_2.9\n    0x06 0x00 08 GLIBC_2.39\n"
+        with mock.patch("release.output", return_value=symbols):
+            self.assertEqual(release.depends(Path("program"), newest=(2, 39)), "libc6 (>= 2.39)")
+            with self.assertRaisesRegex(release.ReleaseError, "program needs glibc 2.39, newer than 2.36"):
+                release.depends(Path("program"), newest=(2, 36))
+
+    def test_package_has_the_programs_of_the_tutorial(self):
+        commands = "\n".join(re.findall(r"^```sh\n(.*?)^```$", release.read("docs/first-link.md"), re.MULTILINE | re.DOTALL))
+        self.assertEqual(set(re.findall(r"^(shmesh[a-z-]*) ", commands, re.MULTILINE)), set(release.PROGRAMS))
 
     def test_image_layout(self):
         layout = release.image_layout(self.folder / "out", "sidecar", {"amd64": self.root, "arm64": self.root}, "1.2.3", 7)
