@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use shmesh_injector::bytes_of;
 
@@ -13,6 +14,8 @@ use crate::pods::{condition, container_statuses, full_name, label, list, name, n
 
 /// The oldest Kubernetes that the chart supports, and the oldest with what the DRA driver needs.
 const OLDEST: [u32; 2] = [31, 36];
+/// How long a restart is reported.
+const RECENT_HOURS: u64 = 24;
 
 pub(super) const CLUSTER: [QuestionEntry; 4] = [
     ("api-server", "the API server answers and is supported", api_server),
@@ -26,7 +29,7 @@ pub(super) const PLUGIN: [QuestionEntry; 10] = [
     ("plugin-scheduled", "each node has a pod of the plugin", plugin_scheduled),
     ("plugin-ready", "all pods of the plugin are ready", plugin_ready),
     ("plugin-rollout", "all pods of the plugin are of the current revision", plugin_rollout),
-    ("plugin-restarts", "no container of the plugin restarts", plugin_restarts),
+    ("plugin-restarts", "no container of the plugin restarted in the last 24 hours", plugin_restarts),
     ("plugin-groups", "the plugin is in the group of each pool", plugin_groups),
     ("plugin-rights", "the plugin has the rights that it needs", plugin_rights),
     ("node-pressure", "nodes with the plugin are ready and have memory", node_pressure),
@@ -240,27 +243,35 @@ fn plugin_rollout(state: &ClusterState) -> QuestionResult {
     Err(warning(format!("{updated} of {desired}"), format!("an upgrade is under way or stuck: {status}")))
 }
 
-/// Containers of pods that have restarted, each with the last reason.
-pub(super) fn restarted(pods: &[&Value], only: Option<&str>) -> Vec<String> {
-    let of_pod = |pod: &&Value| {
-        let of_container = |status: &Value| {
-            let (name, restarts) = (text(status, "/name"), number(status, "/restartCount"));
-            let reason = text(status, "/lastState/terminated/reason");
-            let is_asked = only.is_none_or(|only| only == name);
-            (is_asked && restarts > 0)
-                .then(|| format!("{} {name}: {restarts} times, {reason}", full_name(pod)))
-        };
-        container_statuses(pod).filter_map(of_container).collect::<Vec<_>>()
+/// Whether containers restarted lately or restart all the time. A counter of restarts never goes back, so it says nothing about now.
+pub(super) fn restarts(
+    state: &ClusterState,
+    pods: &[&Value],
+    only: Option<&str>,
+    remedy: &str,
+) -> QuestionResult {
+    let of_container = |pod: &Value, status: &Value| {
+        let name = text(status, "/name");
+        let last = |key| text(status, &format!("/lastState/terminated/{key}"));
+        let end = last("finishedAt").parse().map_or(0, Timestamp::as_second);
+        let is_recent = u64::try_from(end).unwrap_or(0) + RECENT_HOURS * 3600 > state.now;
+        let is_looping = text(status, "/state/waiting/reason") == "CrashLoopBackOff";
+        let is_asked = only.is_none_or(|only| only == name) && number(status, "/restartCount") > 0;
+        (is_asked && (is_recent || is_looping)).then(|| {
+            let (restarts, reason) = (number(status, "/restartCount"), last("reason"));
+            format!("{} {name}: {restarts} times, {reason} at {}", full_name(pod), last("finishedAt"))
+        })
     };
-    pods.iter().flat_map(of_pod).collect()
+    let of_pod = |pod: &&Value| {
+        container_statuses(pod).filter_map(|status| of_container(pod, status)).collect::<Vec<_>>()
+    };
+    let bad: Vec<String> = pods.iter().flat_map(of_pod).collect();
+    if bad.is_empty() { Ok(ok("none")) } else { Err(warning(some(&bad), remedy)) }
 }
 
 fn plugin_restarts(state: &ClusterState) -> QuestionResult {
-    let bad = restarted(&state.pods_of("plugin")?, None);
-    if bad.is_empty() {
-        return Ok(ok("no restarts"));
-    }
-    Err(warning(some(&bad), "kubectl logs --previous shows why; after OOMKilled raise plugin.resources"))
+    let remedy = "kubectl logs --previous shows why; after OOMKilled raise plugin.resources";
+    restarts(state, &state.pods_of("plugin")?, None, remedy)
 }
 
 fn plugin_groups(state: &ClusterState) -> QuestionResult {

@@ -266,6 +266,12 @@ const MISTAKES: &[Case] = {
         ("plugin-restarts", Warning, "plugin-a plugin: 3 times, OOMKilled", |s| {
             restart(s, "plugin-a", "containerStatuses")
         }),
+        ("plugin-restarts", Warning, "3 times, OOMKilled at 2027-01-14T09:00:00Z", |s| {
+            restart(s, "plugin-a", "containerStatuses");
+            s.object("pods", "plugin-a")["status"]["containerStatuses"][0]["state"] =
+                json!({ "waiting": { "reason": "CrashLoopBackOff" } });
+            s.now += DAY;
+        }),
         ("plugin-groups", Failure, "fronthaul: 60001", |s| {
             s.object("daemonsets", "shmesh-plugin")["spec"]["template"]["spec"]["securityContext"]["supplementalGroups"] =
                 json!([65_532]);
@@ -440,7 +446,8 @@ fn break_container(state: &mut ClusterState, pod: &str) {
 fn restart(state: &mut ClusterState, pod: &str, statuses: &str) {
     let status = &mut state.object("pods", pod)["status"][statuses][0];
     status["restartCount"] = 3.into();
-    status["lastState"] = json!({ "terminated": { "reason": "OOMKilled" } });
+    status["lastState"] =
+        json!({ "terminated": { "reason": "OOMKilled", "finishedAt": "2027-01-14T09:00:00Z" } });
 }
 
 #[test]
@@ -470,7 +477,7 @@ type HarmlessState = (&'static str, fn(&mut ClusterState));
 /// States that look like mistakes and are none.
 #[test]
 fn ordinary_states_have_no_findings() {
-    let states: [HarmlessState; 5] = [
+    let states: [HarmlessState; 7] = [
         ("injector-ready", |s| {
             let mut evicted = s.object("pods", "injector-a").clone();
             evicted["metadata"]["name"] = "injector-evicted".into();
@@ -484,6 +491,14 @@ fn ordinary_states_have_no_findings() {
             s.replace_config("shmesh-plugin", "plugin.yaml", ", gid: 60001", "");
             s.object("nodes", "a")["status"]["nodeInfo"]["containerRuntimeVersion"] =
                 "containerd://1.6.1".into();
+        }),
+        ("plugin-restarts", |s| {
+            restart(s, "plugin-a", "containerStatuses");
+            s.now += DAY;
+        }),
+        ("sidecars-restarts", |s| {
+            restart(s, "phy", "initContainerStatuses");
+            s.now += DAY;
         }),
         ("sidecars-ready", |s| {
             let pod = s.object("pods", "phy");
@@ -575,7 +590,7 @@ fn report_has_outcome_remedy_and_summary() {
         text.starts_with("cluster\n  ok       the API server answers and is supported: v1.36.2\n"),
         "{text}"
     );
-    assert!(text.contains("\n  warning  no container of the plugin restarts:"), "{text}");
+    assert!(text.contains("\n  warning  no container of the plugin restarted"), "{text}");
     assert!(text.contains("\n           remedy: kubectl logs"), "{text}");
     assert!(text.ends_with(&format!("\n0 failures, 1 warning of {} questions\n", answers.len())), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");

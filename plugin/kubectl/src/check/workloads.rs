@@ -7,7 +7,7 @@ use shmesh::Side;
 use shmesh::config::Scope;
 
 use super::injector::injector_config;
-use super::installation::{restarted, trouble};
+use super::installation::{restarts, trouble};
 use super::state::ClusterState;
 use super::{CheckAnswer, QuestionEntry, QuestionResult, count, failure, ok, some, warning};
 use crate::pods::{
@@ -19,7 +19,7 @@ pub(super) const PODS: [QuestionEntry; 10] = [
     ("annotations", "the annotations of all pods are valid", annotations),
     ("pods-injected", "each pod that needs a sidecar for its links has one", injected),
     ("sidecars-ready", "all sidecars are ready", sidecars_ready),
-    ("sidecars-restarts", "no sidecar restarts", sidecars_restarts),
+    ("sidecars-restarts", "no sidecar restarted in the last 24 hours", sidecars_restarts),
     ("sidecars-image", "all sidecars have the configured image", sidecars_image),
     ("peers", "each link between pods has both sides", peers),
     ("pods-pending", "no pod waits for a resource", pending),
@@ -100,14 +100,8 @@ fn sidecars_ready(state: &ClusterState) -> QuestionResult {
 }
 
 fn sidecars_restarts(state: &ClusterState) -> QuestionResult {
-    let bad = restarted(&with_sidecar(state)?, Some(shmesh_injector::SIDECAR));
-    if bad.is_empty() {
-        return Ok(ok("no restarts"));
-    }
-    Err(warning(
-        some(&bad),
-        "kubectl logs --previous POD --container shmesh; after OOMKilled raise sidecar.memory",
-    ))
+    let remedy = "kubectl logs --previous POD --container shmesh; after OOMKilled raise sidecar.memory";
+    restarts(state, &with_sidecar(state)?, Some(shmesh_injector::SIDECAR), remedy)
 }
 
 fn sidecars_image(state: &ClusterState) -> QuestionResult {
