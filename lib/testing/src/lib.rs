@@ -12,6 +12,7 @@ mod programs;
 mod reference;
 mod requests;
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,19 @@ pub use peer::{Peer, is_peer, serve_by};
 pub use process::{own_process, own_process_by, passed, this_test};
 pub use programs::{output_within, run_program, succeed, write_script};
 pub use reference::{assert_reference, help_page};
+
+/// Whether `SHMESH_REQUIRE_<what>=1`, as in CI: tests must not be skipped for want of it.
+pub fn is_required(what: &str) -> bool {
+    std::env::var_os(format!("SHMESH_REQUIRE_{what}")).is_some_and(|value| value == "1")
+}
+
+/// Prints why a test is skipped, also when it passes; fails if that is not allowed.
+#[track_caller]
+pub fn skip(what: &str, why: &str) {
+    assert!(!is_required(what), "SHMESH_REQUIRE_{what} is set: {why}");
+    // Not `eprintln`, whose output the test harness would capture.
+    let _ = std::io::stderr().write_all(format!("\nSKIPPED: {why}\n").as_bytes());
+}
 
 /// The watchdog of one step of a test: longer than any step takes on the slowest machine.
 pub const HANGS: Duration = Duration::from_secs(60);

@@ -36,20 +36,11 @@ fn wheel_and_its_stubs() {
 fn or_skipped(result: Result<(), Failure>) {
     match result {
         Ok(()) => {}
-        Err(Skipped(why)) if !is_required() => {
-            // Not `eprintln`, whose output the test harness would capture.
-            let text = format!("\nSKIPPED: the tests of the Python package: {why}\n");
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
-        }
         Err(Skipped(why)) => {
-            panic!("SHMESH_REQUIRE_PYTHON is set, and the Python package cannot be tested: {why}")
+            shmesh_testing::skip("PYTHON", &format!("the tests of the Python package: {why}"));
         }
         Err(Wrong(why)) => panic!("{why}"),
     }
-}
-
-fn is_required() -> bool {
-    std::env::var_os("SHMESH_REQUIRE_PYTHON").is_some_and(|value| value == "1")
 }
 
 fn here() -> &'static Path {
@@ -126,7 +117,7 @@ fn test_wheel() -> Result<(), Failure> {
 fn pytest_with(python: &Path, package: Option<&Path>, selection: &[&str]) -> Result<(), Failure> {
     // Device keys are brokered by the sidecar, which `cargo test --workspace` has built.
     let sidecar = target().join("debug/shmesh-sidecar");
-    if !sidecar.exists() && is_required() {
+    if !sidecar.exists() && shmesh_testing::is_required("PYTHON") {
         return Err(Skipped("device keys take a sidecar: cargo build -p shmesh-sidecar".into()));
     }
     // Half of the time, a test waits for other processes.

@@ -9,8 +9,7 @@ pub(crate) fn environment(root: &Path) -> Option<PathBuf> {
     match made(root) {
         Ok(python) => Some(python),
         Err(why) => {
-            assert!(std::env::var_os("SHMESH_REQUIRE_HELM").is_none(), "the chart was not checked: {why}");
-            eprintln!("skipped: the chart was not checked with Helm: {why}");
+            shmesh_testing::skip("HELM", &format!("the chart was not checked with Helm: {why}"));
             None
         }
     }
