@@ -26,7 +26,9 @@ fn compiled(compiler: &str, program: &str, flags: &[&str], folder: &Path) -> Pat
     let out = folder.join(program.replace('/', "_"));
     let mut command = Command::new(compiler);
     command.args(flags).args(["-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]);
-    command.arg(format!("{HERE}/include")).arg("-o").arg(&out).arg(format!("{HERE}/{program}.c"));
+    command.arg(format!("{HERE}/include")).arg("-o").arg(&out);
+    // An absolute path remains as it is.
+    command.arg(Path::new(HERE).join(format!("{program}.c")));
     command.args(["-x", "none", "-L"]).arg(folder).args(["-lshmesh", "-Wl,-rpath,$ORIGIN"]);
     succeed(&mut command);
     out
@@ -114,6 +116,52 @@ fn examples_run() {
         run_program(&program, |_| {});
     }
     assert_eq!(std::fs::read_dir(format!("{HERE}/examples")).unwrap().count(), 7, "each example is run");
+}
+
+/// Compiles the first program of docs/c.md, which prints what the page says.
+#[test]
+fn first_program_of_the_document_runs() {
+    let page = std::fs::read_to_string(format!("{HERE}/../../docs/c.md")).unwrap();
+    let block = |language: &str| {
+        let (_, rest) = page.split_once(&format!("```{language}\n")).expect("a block");
+        rest.split_once("```").expect("its end").0
+    };
+    let (_, printed) = block("console").split_once("$ ./hello\n").expect("the program is run");
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("hello");
+    std::fs::write(source.with_extension("c"), block("c")).unwrap();
+    let program = compiled("cc", source.to_str().unwrap(), &["-std=c11"], folder.path());
+    let dir = shmesh_testing::ipc_dir();
+    let output =
+        Command::new(program).env("SHMESH_DIR", dir.path()).env_remove("LD_LIBRARY_PATH").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), printed);
+}
+
+#[test]
+#[ignore = "long: installs and links once more"]
+fn cmake_finds_the_installed_library() {
+    if let Err(error) = Command::new("cmake").arg("--version").output() {
+        eprintln!("skipped: cmake cannot be run: {error}; install it to check find_package");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [prefix, project, build] = ["prefix", "project", "build"].map(|name| folder.path().join(name));
+    succeed(Command::new(format!("{HERE}/install")).arg(&prefix).arg(built()));
+    std::fs::create_dir(&project).unwrap();
+    let text = format!(
+        "cmake_minimum_required(VERSION 3.18)\nproject(consumer C)\nfind_package(shmesh REQUIRED)\n\
+         add_executable(plain {HERE}/examples/stream.c)\ntarget_link_libraries(plain shmesh)\n\
+         add_executable(scoped {HERE}/examples/stream.c)\ntarget_link_libraries(scoped shmesh::shmesh)\n"
+    );
+    std::fs::write(project.join("CMakeLists.txt"), text).unwrap();
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(&project).arg("-B").arg(&build);
+    succeed(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display())));
+    succeed(Command::new("cmake").arg("--build").arg(&build));
+    for program in ["plain", "scoped"] {
+        run_program(&build.join(program), |_| {});
+    }
 }
 
 #[test]
