@@ -5,7 +5,7 @@
     pip install pyte
     lib/cli/screenshot.py
 
-Processes, links and numbers are real. The picture is what a terminal of 100 columns shows after some seconds.
+Processes, links and numbers are real. The picture is what a terminal of 118 columns shows after some seconds.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 import pyte
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS, LINES = 100, 15
+COLUMNS, LINES = 118, 15
 # Name of each link, and milliseconds between two messages of its primary and of its secondary.
 LINKS = [("fronthaul", 1, 1), ("control", 40, 100), ("weights", 5, 20)]
 # The secondary of this link is killed.
@@ -98,7 +98,7 @@ def main():
         environment.pop("NO_COLOR", None)
         shmesh = str(args.programs / "shmesh")
         config = Path(directory, "links.yaml")
-        config.write_text("links:\n" + "".join(f"- name: {name}\n" for name, _, _ in LINKS), encoding="utf-8")
+        config.write_text("links:\n" + "".join(f"- {{name: {name}, latency: {{sample: 1}}}}\n" for name, _, _ in LINKS), encoding="utf-8")
         start = lambda *command: subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         processes = [start(str(args.programs / "shmesh-sidecar"), "--config", str(config), "--log", "warn")]
         try:

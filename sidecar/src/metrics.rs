@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 use shmesh::config::PoolId;
 use shmesh::inspect::{BufferState, LinkTimes, Snapshot, TimeHistogram};
 
@@ -160,8 +160,11 @@ impl Collector for LinksMetrics {
         let links = &self.0;
         let mut seen: Vec<_> =
             links.all_whole().into_iter().map(|(link, kept)| (link, kept.view.snapshot(), kept)).collect();
-        // The snapshot of a link that turned out to be damaged is meaningless.
+        let mut timed: Vec<_> =
+            seen.iter().filter_map(|(.., kept)| Some((Arc::clone(kept), kept.view.times()?))).collect();
+        // What was read of a link that turned out to be damaged is meaningless.
         links.look_for_damage();
+        timed.retain(|(kept, _)| kept.view.damage().is_none());
         seen.retain(|(.., kept)| kept.view.damage().is_none());
         let is_seen = |link| seen.iter().any(|(other, ..)| *other == link);
         let encoder = &mut encoder;
@@ -268,12 +271,10 @@ impl Collector for LinksMetrics {
         let free = ("free_buffers", "Free buffers of a pool");
         family(encoder, free, MetricType::Gauge, |v| tables(v, &shmesh::inspect::TableView::free))?;
 
-        let timed: Vec<_> =
-            seen.iter().filter_map(|(_, _, kept)| Some((kept.host.name(), kept.view.times()?))).collect();
-        let latency = ("link_latency", "Time from sending to receiving, of sampled messages");
+        let timed: Vec<_> = timed.iter().map(|(kept, times)| (kept.host.name(), times)).collect();
+        let latency = ("link_latency_seconds", "Time from sending to receiving, of sampled messages");
         histograms(encoder, latency, &timed, |times| &times.latency)?;
-        let hold =
-            ("link_hold", "Time from receiving to releasing, of sampled messages in buffers of host memory");
+        let hold = ("link_hold_seconds", "Time from receiving to releasing, of sampled messages in buffers");
         histograms(encoder, hold, &timed, |times| &times.hold)
     }
 }
@@ -282,12 +283,12 @@ impl Collector for LinksMetrics {
 fn histograms(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help): (&str, &str),
-    timed: &[(&str, LinkTimes)],
+    timed: &[(&str, &LinkTimes)],
     which: impl Fn(&LinkTimes) -> &TimeHistogram,
 ) -> fmt::Result {
     /// The power of two of four native buckets for each doubling.
     const SCHEMA: i32 = 2;
-    let mut metric = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
     for (link, times) in timed {
         let histogram = which(times);
         let buckets: Vec<_> = histogram.buckets().collect();
@@ -347,19 +348,18 @@ fn loans_by_seat(now: &Snapshot) -> Vec<(String, u64)> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
     use shmesh::{LinkOptions, Side};
 
     #[derive(Debug)]
-    struct Timed(LinkTimes);
+    struct TimesCollector(LinkTimes);
 
-    impl Collector for Timed {
+    impl Collector for TimesCollector {
         fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-            let timed = [("link", self.0.clone())];
-            histograms(&mut encoder, ("link_latency", "A time"), &timed, |times| &times.latency)?;
-            histograms(&mut encoder, ("link_hold", "A time"), &timed, |times| &times.hold)
+            let timed = [("link", &self.0)];
+            histograms(&mut encoder, ("link_latency_seconds", "A time"), &timed, |times| &times.latency)?;
+            histograms(&mut encoder, ("link_hold_seconds", "A time"), &timed, |times| &times.hold)
         }
     }
 
@@ -381,7 +381,7 @@ mod tests {
         let view = shmesh::inspect::View::open(dir.path(), &config.name).unwrap();
         let times = view.times().unwrap();
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Timed(times.clone())));
+        registry.register_collector(Box::new(TimesCollector(times.clone())));
 
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

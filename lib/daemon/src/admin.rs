@@ -77,13 +77,21 @@ fn waits_for(missing: &[String]) -> Response {
 const PROTOBUF: &str =
     "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited";
 
-/// Whether a client prefers protobuf: Prometheus lists the types that it accepts from the best on.
+/// Whether a client accepts protobuf, and no other form more.
 fn prefers_protobuf(accept: &str) -> bool {
-    let first = accept.split(',').next().unwrap_or_default();
-    let has = |wanted: &str| first.split(';').any(|part| part.trim().eq_ignore_ascii_case(wanted));
-    has("application/vnd.google.protobuf")
-        && has("proto=io.prometheus.client.MetricFamily")
-        && has("encoding=delimited")
+    let has =
+        |entry: &str, wanted: &str| entry.split(';').any(|part| part.trim().eq_ignore_ascii_case(wanted));
+    let is_protobuf = |entry: &&str| {
+        has(entry, "application/vnd.google.protobuf")
+            && has(entry, "proto=io.prometheus.client.MetricFamily")
+            && has(entry, "encoding=delimited")
+    };
+    let quality = |entry: &str| {
+        let given = entry.split(';').find_map(|part| part.trim().strip_prefix("q=")?.parse::<f32>().ok());
+        given.unwrap_or(1.0)
+    };
+    let best = accept.split(',').map(quality).fold(0.0, f32::max);
+    accept.split(',').find(is_protobuf).is_some_and(|entry| best > 0.0 && quality(entry) >= best)
 }
 
 async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {
@@ -127,12 +135,15 @@ mod tests {
     }
 
     #[test]
-    fn protobuf_is_for_those_who_prefer_it() {
+    fn protobuf_only_for_clients_that_prefer_it() {
         let proto =
             "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
         let text = "application/openmetrics-text;version=1.0.0;q=0.5";
         assert!(prefers_protobuf(&format!("{proto};q=0.6,{text},*/*;q=0.1")) && prefers_protobuf(PROTOBUF));
-        assert!(!prefers_protobuf(&format!("{text},{proto};q=0.4")));
+        assert!(
+            !prefers_protobuf(&format!("{text},{proto};q=0.4")) && !prefers_protobuf(&format!("{proto};q=0"))
+        );
+        assert!(!prefers_protobuf(&format!("{proto};q=0.1,{text}")));
         assert!(
             !prefers_protobuf("application/vnd.google.protobuf")
                 && !prefers_protobuf("")

@@ -23,6 +23,15 @@ def pair(name: str = "link", **options: object) -> tuple[shmesh.Link, shmesh.Lin
     return primary, shmesh.Link.attach(name)
 
 
+def test_sampled_latency_belongs_to_the_shape_of_a_link() -> None:
+    link = shmesh.Link.create("link", latency_sample=64)
+    with pytest.raises(shmesh.Error, match="latency.sample.*64.*128"):
+        shmesh.Link.create("link", latency_sample=128)
+    with pytest.raises(shmesh.Error, match="a power of two"):
+        shmesh.Link.create("other", latency_sample=100)
+    link.close()
+
+
 def test_messages_are_written_and_read_in_place() -> None:
     phy, mac = pair()
     loan = mac.loan(5, 4096)

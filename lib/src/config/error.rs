@@ -213,7 +213,7 @@ pub enum ConfigError {
     RequestWindowTooLarge { link: LinkName, value: u64, place: Position },
     /// A sample that is no power of two, or above [`MAX_LATENCY_SAMPLE`].
     #[error(
-        "link {link}: latency.sample is {value}; give a power of two up to {MAX_LATENCY_SAMPLE}: one message of this many is timed{place}"
+        "link {link}: latency.sample is {value}; give a power of two up to {MAX_LATENCY_SAMPLE}, or 0 to time no message{place}"
     )]
     BadLatencySample { link: LinkName, value: u64, place: Position },
     /// Requests on a link whose rings have one producer and one consumer.

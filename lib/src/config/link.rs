@@ -198,8 +198,8 @@ pub struct LinkConfig {
     /// Requests that each participant of the secondary side can have pending, at most [`MAX_REQUEST_WINDOW`]; 0: the link has
     /// no requests. Only with [`RingMode::Mpmc`].
     pub request_window: u32,
-    /// How many messages there are for each whose time from sending to receiving, and from there to releasing, is counted: a
-    /// power of two, at most [`MAX_LATENCY_SAMPLE`]; 0: none is. [`View::times`](crate::inspect::View::times) reads the counts.
+    /// Sampling interval of latencies: one of this many messages is timed from sending to receiving, and from there to releasing. A
+    /// power of two, at most [`MAX_LATENCY_SAMPLE`]; 0 times none. [`View::times`](crate::inspect::View::times) returns the times.
     pub latency_sample: u32,
     /// The kind of memory that the segments consist of.
     pub backing: Backing,

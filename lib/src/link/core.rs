@@ -637,7 +637,7 @@ impl Core {
         }
     }
 
-    /// How the participant in `seat` receives from its ring.
+    /// How the participant in `seat` receives what is not counted in its times.
     #[inline(always)]
     pub(crate) fn receiving(&self, seat: SeatIndex) -> SeatOwners<'_> {
         SeatOwners { core: self, seat, held: None }
@@ -661,48 +661,61 @@ pub(crate) enum TypeConflict {
 pub(crate) struct SeatOwners<'a> {
     pub(super) core: &'a Core,
     pub(super) seat: SeatIndex,
-    /// Where the handle that receives keeps the sampled message that it holds.
-    pub(super) held: Option<&'a HeldSample>,
+    /// Where the handle that receives keeps the sampled messages that it holds; `None` counts no times.
+    pub(super) held: Option<&'a HeldSamples>,
 }
 
-/// The sampled message that a handle holds, if any.
-#[derive(Debug)]
-pub(crate) struct HeldSample {
-    /// The cell of its buffer; `u32::MAX` if there is none.
-    cell: std::cell::Cell<u32>,
-    owner: std::cell::Cell<u64>,
-    since: std::cell::Cell<u64>,
+/// Maximum number of sampled messages in buffers whose times a handle measures at once. Of further ones, only the latency is
+/// counted.
+const HELD_SAMPLES_MAX: usize = 16;
+
+/// A sampled message in a buffer: its cell, its owner word, and when it was received, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct HeldSample {
+    cell: u32,
+    owner: MsgOwner,
+    since: u64,
 }
 
-impl Default for HeldSample {
-    fn default() -> Self {
-        let [owner, since] = [const { std::cell::Cell::new(0) }; 2];
-        Self { cell: std::cell::Cell::new(u32::MAX), owner, since }
-    }
+/// The sampled messages that a handle holds.
+#[derive(Debug, Default)]
+pub(crate) struct HeldSamples {
+    /// Bit `cell % 64` of each.
+    bits: std::cell::Cell<u64>,
+    samples: [std::cell::Cell<Option<HeldSample>>; HELD_SAMPLES_MAX],
 }
 
-impl HeldSample {
-    /// Whether the sampled message may be in this cell.
+impl HeldSamples {
+    /// Whether one of them may be in this cell.
     #[inline(always)]
-    pub(crate) fn is_in(&self, cell: u32) -> bool {
-        self.cell.get() == cell
+    pub(crate) fn may_be_in(&self, cell: u32) -> bool {
+        self.bits.get() >> (cell % 64) & 1 != 0
     }
 
-    /// The message in a cell was received at this time. It takes the place of one before, which may be held for ever.
+    /// The message in a cell was received at this time.
     #[cold]
-    pub(crate) fn begin(&self, cell: u32, owner: MsgOwner, now: u64) {
-        self.cell.set(cell);
-        self.owner.set(owner.0);
-        self.since.set(now);
+    pub(crate) fn begin(&self, cell: u32, owner: MsgOwner, since: u64) {
+        let is = |wanted: fn(Option<HeldSample>, u32) -> bool| {
+            self.samples.iter().find(|sample| wanted(sample.get(), cell))
+        };
+        // A sample of the same cell is of a message that is gone.
+        let same = is(|sample, cell| sample.is_some_and(|sample| sample.cell == cell));
+        if let Some(place) = same.or_else(|| is(|sample, _| sample.is_none())) {
+            place.set(Some(HeldSample { cell, owner, since }));
+            self.bits.set(self.bits.get() | 1 << (cell % 64));
+        }
     }
 
-    /// The message in its cell is not this handle's any more. Returns when it was received, unless this is a later one than the
-    /// sampled one.
+    /// The message in this cell is not the handle's any more. Returns when it was received, if it is one of these.
     #[cold]
     #[inline(never)]
-    pub(crate) fn end(&self, owner: MsgOwner) -> Option<u64> {
-        self.cell.set(u32::MAX);
-        (self.owner.get() == owner.0).then(|| self.since.get())
+    pub(crate) fn end(&self, cell: u32, owner: MsgOwner) -> Option<u64> {
+        let is_it = |sample: &HeldSample| sample.cell == cell && sample.owner == owner;
+        let place = self.samples.iter().find(|sample| sample.get().as_ref().is_some_and(is_it))?;
+        let ended = place.take()?;
+        let left = self.samples.iter().filter_map(std::cell::Cell::get);
+        self.bits.set(left.fold(0, |bits, sample| bits | 1 << (sample.cell % 64)));
+        Some(ended.since)
     }
 }
 
@@ -765,11 +778,10 @@ impl<'a> Owners for SeatOwners<'a> {
 
     #[cold]
     fn arrived(&self, age: u64, now: u64, held: Option<(EntryCell<'a>, u64)>) {
-        if let Some(times) = &self.core.times {
-            times.count(self.seat, Time::Latency, age);
-        }
-        if let (Some(sample), Some((cell, word))) = (self.held, held) {
-            sample.begin(cell.index, MsgOwner(word).borrowed(self.seat), now);
+        let (Some(times), Some(samples)) = (&self.core.times, self.held) else { return };
+        times.count(self.seat, Time::Latency, age);
+        if let Some((cell, word)) = held {
+            samples.begin(cell.index, MsgOwner(word).borrowed(self.seat), now);
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use super::core::{Cell, Core, DataRef, HeldSample, INLINE, SeatOwners, TABLES};
+use super::core::{Cell, Core, DataRef, HeldSamples, INLINE, SeatOwners, TABLES};
 use crate::config::PoolId;
 use crate::notify;
 use crate::participant::times::{Time, now};
@@ -46,7 +46,7 @@ pub(crate) struct Endpoint {
     pub(super) request_producer: mpmc::Producer,
     /// The slots of this client's requests.
     pub(super) window: Arc<Window>,
-    held_sample: HeldSample,
+    held_samples: HeldSamples,
 }
 
 impl Endpoint {
@@ -82,7 +82,7 @@ impl Endpoint {
             shared_producer: mpmc::Producer::default(),
             request_producer: mpmc::Producer::default(),
             window: Arc::default(),
-            held_sample: HeldSample::default(),
+            held_samples: HeldSamples::default(),
             core: core.clone(),
             me,
         }
@@ -164,24 +164,24 @@ impl Endpoint {
     /// How this participant receives from its ring.
     #[inline(always)]
     pub(crate) fn receiving(&self) -> SeatOwners<'_> {
-        SeatOwners { core: &self.core, seat: self.me.seat, held: Some(&self.held_sample) }
+        SeatOwners { core: &self.core, seat: self.me.seat, held: Some(&self.held_samples) }
     }
 
-    /// Counts how long a message was held that is about to be released, if it is the sampled one.
+    /// Counts how long a message was held that was just released, if it is a sampled one.
     #[inline(always)]
     pub(crate) fn count_hold(&self, cell: u32, owner: MsgOwner) {
-        if self.held_sample.is_in(cell)
-            && let Some(since) = self.held_sample.end(owner)
+        if self.held_samples.may_be_in(cell)
+            && let Some(since) = self.held_samples.end(cell, owner)
             && let Some(times) = &self.core.times
         {
             times.count(self.me.seat, Time::Hold, now().saturating_sub(since));
         }
     }
 
-    /// When a message was received that is about to become independent of this handle, if it is the sampled one; otherwise 0.
+    /// When a message was received that is about to become independent of this handle, if it is a sampled one in a buffer; otherwise 0.
     #[inline]
     pub(crate) fn sampled_since(&self, cell: u32, owner: MsgOwner) -> u64 {
-        if self.held_sample.is_in(cell) { self.held_sample.end(owner).unwrap_or(0) } else { 0 }
+        if self.held_samples.may_be_in(cell) { self.held_samples.end(cell, owner).unwrap_or(0) } else { 0 }
     }
 
     /// Counts the age of the message that this reader has just received from a broadcast ring, if it is a sampled one. It is in
@@ -193,7 +193,7 @@ impl Endpoint {
             times.count(self.me.seat, Time::Latency, age);
         }
         if let Some((cell, owner)) = held {
-            self.held_sample.begin(cell, owner, now);
+            self.held_samples.begin(cell, owner, now);
         }
     }
 

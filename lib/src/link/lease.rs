@@ -76,7 +76,9 @@ impl SeatLease {
     /// Counts how long a sampled message was held, which was received at this time.
     #[cold]
     pub(super) fn count_hold(&self, since: u64) {
-        if let Some(times) = self.core().times.as_ref().filter(|_| self.shared.me.is_me()) {
+        if let Some(times) =
+            self.core().times.as_ref().filter(|_| self.shared.me.is_me() && self.is_current())
+        {
             times.count(self.me.seat, Time::Hold, now().saturating_sub(since));
         }
     }

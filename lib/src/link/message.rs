@@ -238,12 +238,16 @@ impl Link {
             // Emptied by a writer: see `Endpoint::forget`.
             Ring::Broadcast(_) => {}
             // There is no other consumer.
-            Ring::Spsc(_) => {
+            Ring::Spsc(ring) => {
+                let consumer = self.consumer(ring)?;
+                // Not counted as received.
+                let receiving = self.core().receiving(self.endpoint.me.seat);
                 for _ in positions {
-                    match self.receive() {
-                        Ok(message) => drop(message),
-                        Err(error) if matches!(error.kind(), ErrorKind::Corrupt { .. }) => {}
-                        Err(error) => return Err(error),
+                    // Damaged or not, it is dropped.
+                    let Ok(Some(taken)) = ring.take(consumer, &receiving) else { continue };
+                    ring.pass(consumer);
+                    if let TakenMessage::Pooled(cell, word) = taken {
+                        let _ = self.pooled(cell, word);
                     }
                 }
             }
@@ -263,8 +267,13 @@ impl Link {
                 shared.inspect_err(|_| ring.release(reader, token))
             },
         );
-        if let Ok(Some(Message { received: ReceivedParts { owner, cell, .. }, .. })) = &taken {
-            self.endpoint.count_age_of_read((*owner != INLINE).then_some((*cell, *owner)));
+        match &taken {
+            Ok(Some(Message { received: ReceivedParts { owner, cell, .. }, .. })) => {
+                self.endpoint.count_age_of_read((*owner != INLINE).then_some((*cell, *owner)));
+            }
+            Ok(None) => {}
+            // A damaged message has no age.
+            Err(_) => reader.sampled.set(None),
         }
         taken.map_err(|error| match error {
             TakeError::Wild(wild) => self.corrupt(wild),
@@ -374,13 +383,13 @@ impl Link {
         if owner == INLINE {
             return self.inline_buffers.give_back(bytes);
         }
-        self.endpoint.count_hold(cell, owner);
         if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
             ring.release(self.endpoint.reader(), ReadToken(token));
-        } else {
-            // Fails only if this participant was evicted, and then others have the buffers.
-            let _ = self.endpoint.release(cell, owner, data);
+        } else if !self.endpoint.release(cell, owner, data) {
+            // This participant was evicted, and others have the buffers.
+            return;
         }
+        self.endpoint.count_hold(cell, owner);
     }
 }
 

@@ -87,7 +87,8 @@ impl Message<'_> {
             }
         }
         let _kept = ManuallyDrop::new(self);
-        let since = link.endpoint.sampled_since(received.cell, received.owner);
+        let since =
+            if received.is_inline() { 0 } else { link.endpoint.sampled_since(received.cell, received.owner) };
         OwnedMessage { received, copy: None, since, lease }
     }
 }

@@ -17,6 +17,10 @@ const HISTOGRAM_LINES: usize = BUCKETS / WORDS_PER_LINE + 1;
 pub(crate) const TIMES_LINES: usize = MAX_SEATS * 2 * HISTOGRAM_LINES;
 /// The upper bound of bucket `i` is `2^((i - UNIT) / 4)` seconds.
 const UNIT: u8 = 104;
+/// No participant counts so much. Limits what a hostile peer writes, so that sums do not overflow.
+const COUNT_MAX: u64 = 1 << 40;
+/// The same of the sum of a seat's times.
+const SUM_NANOS_MAX: u64 = 1 << 56;
 /// Times are clamped to this number of nanoseconds, above the last bound.
 const NANOS_MAX: u64 = (1 << 36) - 1;
 
@@ -29,7 +33,7 @@ pub(crate) fn now() -> u64 {
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Lines);
 
-/// What is counted.
+/// The two times that are counted of a sampled message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Time {
     /// From sending to receiving.
@@ -62,9 +66,9 @@ impl Times {
         let mut all = TimeHistogram::default();
         for seat in (0..MAX_SEATS as u64).filter_map(SeatIndex::from_wild) {
             for (i, count) in all.counts.iter_mut().enumerate() {
-                *count = count.wrapping_add(self.word(seat, time, i).load(Ordering::Relaxed));
+                *count += self.word(seat, time, i).load(Ordering::Relaxed).min(COUNT_MAX);
             }
-            all.nanos = all.nanos.wrapping_add(self.word(seat, time, BUCKETS).load(Ordering::Relaxed));
+            all.nanos += self.word(seat, time, BUCKETS).load(Ordering::Relaxed).min(SUM_NANOS_MAX);
         }
         all
     }
@@ -119,7 +123,7 @@ impl TimeHistogram {
     /// Number of times that were counted.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.counts.iter().fold(0, |sum, count| sum.wrapping_add(*count))
+        self.counts.iter().sum()
     }
 
     /// The sum of all times.
@@ -141,8 +145,7 @@ impl TimeHistogram {
         Self { counts, nanos: self.nanos.saturating_sub(earlier.nanos) }
     }
 
-    /// The time that a share of the times, between 0 and 1, does not exceed, as exactly as the buckets allow: within 19
-    /// percent. `None` if nothing was counted.
+    /// The quantile `share`, 0 to 1, as exactly as the buckets allow: within 19 percent. `None` if nothing was counted.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let all: f64 = self.counts.iter().map(|&count| as_f64(count)).sum();
@@ -203,6 +206,18 @@ mod tests {
             nanos *= 1.01;
         }
         assert_eq!((bucket(0), bucket(14), bucket(u64::MAX)), (0, 0, BUCKETS - 1));
+    }
+
+    #[test]
+    fn sums_of_what_a_hostile_peer_writes_do_not_overflow() {
+        let times = Times::new(Lines::heap(TIMES_LINES));
+        for line in times.0.iter() {
+            (0..WORDS_PER_LINE).for_each(|word| line.word(word).store(u64::MAX, Ordering::Relaxed));
+        }
+        let sum = times.sum(Time::Hold);
+        assert!(sum.count() <= 1 << 53 && sum.sum() > Duration::ZERO);
+        assert!(sum.buckets().all(|(_, count)| i64::try_from(count).is_ok()));
+        assert!([0.0, 0.5, 1.0, f64::NAN, f64::MAX].iter().all(|share| sum.quantile(*share).is_some()));
     }
 
     #[test]

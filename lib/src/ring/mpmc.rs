@@ -61,6 +61,19 @@ impl Mpmc {
     /// Sends one message by its entry.
     #[inline(always)]
     pub(crate) fn push(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
+        self.push_as::<false>(me, entry)
+    }
+
+    /// As [`push`](Self::push), at a position that may be a sampled one. A function of its own: a call in the loop of all others would
+    /// make them slower.
+    #[cold]
+    #[inline(never)]
+    fn push_sampled(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
+        self.push_as::<true>(me, entry)
+    }
+
+    #[inline(always)]
+    fn push_as<const STAMPS: bool>(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
         let words = self.words.view();
         let tail = words.control(TAIL);
         for _ in 0..words.capacity() + ROUNDS_MAX {
@@ -88,6 +101,9 @@ impl Mpmc {
                 return Err(PushError::Full);
             }
             if self.words.is_sampled(position) {
+                if !STAMPS {
+                    return self.push_sampled(me, entry);
+                }
                 self.words.stamp(position);
             }
             // PUBLISH

@@ -100,11 +100,11 @@ mod tests {
             let positions = [0, step, 7 * step, step << 15, u64::MAX - u64::from(interval) + 1];
             for position in positions {
                 assert_eq!(position & words.stamps.mask, 0);
-                assert!(words.age(position.wrapping_add(step)).is_none(), "{position} of {capacity}");
                 words.stamp(position);
                 assert!(words.age(position).is_some_and(|(age, _)| age < 1_000_000_000));
-                assert!(words.age(position.wrapping_add(step)).is_none());
-                assert!(words.age(position.wrapping_sub(step)).is_none());
+                // The same word, a turn later and earlier.
+                assert!(words.age(position.wrapping_add(step)).is_none(), "{position} of {capacity}");
+                assert!(words.age(position.wrapping_sub(step)).is_none(), "{position} of {capacity}");
             }
         }
     }

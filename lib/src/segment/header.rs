@@ -9,7 +9,7 @@
 //!       5-9  per pool: buffer size in the upper half, number of buffers in the lower
 //!       10 how the link is run: flags, and microseconds to spin before sleeping
 //!       11 broadcast rings: 1 + what happens to slow readers, milliseconds until they are evicted, history
-//!       12 one message of how many is timed; 0: none
+//!       12 sampling interval of latencies; 0: none
 //!       13 requests that each participant of the secondary side can have pending; 0: none
 //!       15 checksum of words 0 to 14
 //! ```

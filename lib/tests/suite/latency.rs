@@ -1,5 +1,6 @@
 //! Samples of how long messages are on their way and held.
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use shmesh::config::PoolId;
@@ -68,8 +69,7 @@ fn messages_of_a_batch_are_counted() {
             0
         );
         drop(messages);
-        // Of two samples that a handle holds at once, the later one.
-        assert_eq!(counts(dir.path()), (2, 1), "{mode}");
+        assert_eq!(counts(dir.path()), (2, 2), "{mode}");
     }
 }
 
@@ -108,6 +108,54 @@ fn message_that_another_thread_releases_is_counted() {
 }
 
 #[test]
+fn inline_message_that_becomes_independent_ends_no_other_hold() {
+    let dir = ipc_dir();
+    let (phy, mac) = pair(dir.path(), "latency=2 ring=16 msg=64x1");
+    send_pooled(&phy);
+    phy.send_inline(1, 0, b"").unwrap();
+    let held = mac.receive().unwrap().unwrap();
+    drop(mac.receive().unwrap().unwrap().into_owned());
+    assert_eq!(counts(dir.path()), (1, 0));
+    drop(held);
+    assert_eq!(counts(dir.path()), (1, 1));
+}
+
+#[test]
+fn message_that_is_held_while_others_come_and_go_is_counted() {
+    for mode in MODES {
+        let dir = ipc_dir();
+        let (phy, mac) = pair(dir.path(), &format!("latency=2 ring=16 msg=64x64 {mode}"));
+        send_pooled(&phy);
+        let held = mac.receive().unwrap().unwrap();
+        for _ in 0..9 {
+            send_pooled(&phy);
+            drop(mac.receive().unwrap().unwrap());
+        }
+        assert_eq!(counts(dir.path()), (5, 4), "{mode}");
+        std::thread::sleep(Duration::from_millis(5));
+        drop(held);
+        assert_eq!(counts(dir.path()), (5, 5), "{mode}");
+        assert!(times(dir.path()).unwrap().hold.sum() >= Duration::from_millis(5), "{mode}");
+    }
+}
+
+#[test]
+fn discarded_messages_are_not_counted() {
+    // Those of a broadcast ring keep no link.
+    for mode in &MODES[..2] {
+        let dir = ipc_dir();
+        let (phy, mac) = pair(dir.path(), &format!("latency=1 ring=16 msg=64x64 {mode}"));
+        send_pooled(&phy);
+        phy.send_inline(1, 0, b"").unwrap();
+        drop((phy, mac));
+        let options = LinkOptions::new().dir(dir.path()).fresh(true);
+        let fresh = options.create(&config("link", &format!("latency=1 ring=16 msg=64x64 {mode}"))).unwrap();
+        assert_eq!((fresh.was_created(), fresh.queued()), (false, 0), "{mode}");
+        assert_eq!(counts(dir.path()), (0, 0), "{mode}");
+    }
+}
+
+#[test]
 fn link_without_samples_has_no_times_and_no_bytes_for_them() {
     let dir = ipc_dir();
     let (phy, mac) = pair(dir.path(), "");
@@ -131,4 +179,32 @@ fn requests_and_replies_are_not_sampled() {
     loan.send().unwrap();
     drop(phy.receive().unwrap().unwrap());
     assert_eq!(counts(dir.path()), (1, 1));
+}
+
+/// Whatever stands in the words of the samples, messages are not affected, and times can be read.
+#[test]
+fn words_of_samples_may_have_any_value() {
+    for mode in MODES {
+        let dir = ipc_dir();
+        let (phy, mac) = pair(dir.path(), &format!("latency=1 ring=16 msg=64x64 {mode}"));
+        let file = std::fs::File::options().write(true).open(dir.path().join("link_shm")).unwrap();
+        let end = file.metadata().unwrap().len();
+        // The last words of the segment, of which nothing else uses any.
+        for word in [u64::MAX, 1 << 63, 1 << 48, 0x5555_5555_5555_5555, 1] {
+            for at in (end - 64 * 2 * 17 * 64..end).step_by(8) {
+                file.write_all_at(&word.to_ne_bytes(), at).unwrap();
+            }
+            for id in 0..20 {
+                send_pooled(&phy);
+                phy.send_inline(id, 0, b"inline").unwrap();
+                drop(mac.receive().unwrap().unwrap());
+                assert_eq!(mac.receive().unwrap().unwrap().msg_id(), id, "{mode}");
+            }
+            let LinkTimes { latency, hold, .. } = times(dir.path()).unwrap();
+            for histogram in [latency, hold] {
+                let quantiles = [0.0, 0.5, 1.0].map(|share| histogram.quantile(share).unwrap());
+                assert!(quantiles.is_sorted() && histogram.count() > 0 && histogram.sum() > Duration::ZERO);
+            }
+        }
+    }
 }

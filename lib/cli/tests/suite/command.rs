@@ -868,28 +868,40 @@ fn completions_and_man_pages_cover_every_subcommand() {
 
 /// Messages of a thread that does not stop: some of a sample are sent after the one before.
 #[test]
-fn top_prints_rates_of_links_in_use() {
+fn top_prints_rates_and_times_of_links_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let options = LinkOptions::new().dir(dir.path());
-    let primary = options.create(&config("radio", RingMode::Spsc)).unwrap();
+    let timed = LinkConfig { latency_sample: 4, ..config("radio", RingMode::Spsc) };
+    let primary = options.create(&timed).unwrap();
     let secondary = options.attach("radio", Side::Secondary).unwrap();
     let top = ["top", "--interval", "0.1", "--count", "1", "--output", "json"];
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
-                primary.send_inline(1, 0, b"").unwrap();
+                primary.loan().unwrap().send().unwrap();
                 drop(secondary.receive().unwrap());
             }
         });
-        until("top shows a rate", || {
+        until("top shows rates and times", || {
             let line = json(dir.path(), &top);
             assert!(line["interval_seconds"].as_f64().unwrap() >= 0.1, "{line}");
             let link = &line["links"][0];
             assert_eq!(link["messages_per_second"]["s2m"], 0.0, "{link}");
             assert_eq!((&link["name"], &link["mode"]), (&"radio".into(), &"spsc".into()));
             assert_eq!(link["participants"].as_array().unwrap().len(), 2);
-            link["messages_per_second"]["m2s"].as_f64().unwrap() > 0.0
+            let times = ["latency_seconds", "hold_seconds"].map(|time| {
+                let [p50, p99] = ["p50", "p99"].map(|quantile| link[time][quantile].as_f64());
+                p50.zip(p99).is_some_and(|(p50, p99)| 0.0 < p50 && p50 <= p99)
+            });
+            link["messages_per_second"]["m2s"].as_f64().unwrap() > 0.0 && times == [true; 2]
+        });
+        until("top prints times", || {
+            let table = ok(dir.path(), &["top", "--interval", "0.1", "--count", "1"]);
+            let row = table.lines().nth(1).unwrap_or_default().trim_end().to_owned();
+            assert!(table.contains("P50") && table.contains("P99"), "{table}");
+            // The 99th percentile with its unit, and not a dash.
+            row.ends_with('s')
         });
         drop(stop);
     });

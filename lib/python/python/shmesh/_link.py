@@ -92,6 +92,9 @@ class Link(_shmesh.Link):
 
         With ``requests`` each participant of the secondary side can have so many requests pending, which the primary side answers.
 
+        With ``latency_sample``, a power of two, one message of so many is timed, and ``shmesh top`` and the sidecar's metrics show how long
+        messages are on their way and held.
+
         ``pools`` says how many bytes a buffer has, and how many there are: ``{"cpu_msg": (8192, 1024)}``. Or all of it
         comes from ``config``, a YAML file, which may have other links, too.
         """

@@ -76,6 +76,24 @@ fn broadcast_rings_are_read_and_their_rules_kept() {
 }
 
 #[test]
+fn latency_is_sampled_at_powers_of_two() {
+    let sample = |text: &str| loaded(text).latency_sample;
+    assert_eq!((sample(""), sample("latency: {}"), sample("latency: { sample: 0 }")), (0, 64, 0));
+    assert_eq!((sample("latency: { sample: 1 }"), sample("latency: { sample: 65536 }")), (1, 65_536));
+    for wrong in ["3", "131072", "4294967296"] {
+        let text = link(&format!("latency: {{ sample: @{wrong} }}"));
+        assert_refused!(
+            text,
+            ConfigError::BadLatencySample { .. },
+            "latency.sample",
+            wrong,
+            "a power of two up to 65536"
+        );
+    }
+    assert_refused!(link("latency: { sample: @fast }"), ConfigError::WrongType { .. }, "latency.sample");
+}
+
+#[test]
 fn everything_but_the_name_has_a_default() {
     let expected = LinkConfig::new("a".parse().unwrap());
     for empty in ["", "ring:", "pools: {}", "pools: { cpu_msg: }", "memory: {}", "notify:", "ring: {}"] {
