@@ -1,10 +1,11 @@
 //! The times at which sampled messages were sent.
 //!
 //! One position of `n` is sampled, and has a word in a table beside the ring. A sender that is about to send there writes the
-//! time before it publishes the slot, and the receiver reads it, so `PUBLISH` makes it visible. The word also has the last
-//! bits of the position's turn in the table. Two senders may write the word of one position, and one that was stopped may
-//! write it much later; then the turn does not fit, and the sample is lost, or the time is that of the other sender, which
-//! tried to send at the same moment.
+//! time before it publishes the slot, and the receiver reads it, so `PUBLISH` makes it visible. The table is shorter than the
+//! positions, so the word also has the last bits of the position's turn: how often the table was passed before.
+//!
+//! Two senders may write the word of one position, both at the time at which they try to send there. A sender that was stopped may
+//! write the word much later. Its turn differs then, and the receiver drops the sample.
 
 use super::Words;
 use crate::participant::times::now;

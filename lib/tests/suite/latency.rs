@@ -141,7 +141,7 @@ fn message_that_is_held_while_others_come_and_go_is_counted() {
 
 #[test]
 fn discarded_messages_are_not_counted() {
-    // Those of a broadcast ring keep no link.
+    // A link with a broadcast ring is removed with its last process, whatever is in the ring.
     for mode in &MODES[..2] {
         let dir = ipc_dir();
         let (phy, mac) = pair(dir.path(), &format!("latency=1 ring=16 msg=64x64 {mode}"));
