@@ -363,7 +363,7 @@ impl View {
     #[must_use]
     pub fn times(&self) -> Option<LinkTimes> {
         let times = self.core.times.as_ref()?;
-        let [latency, hold] = [Time::Latency, Time::Hold].map(|time| times.sum(time));
+        let [latency, hold] = [Time::Latency, Time::Hold].map(|time| times.sum(time, self.core.seats.used()));
         Some(LinkTimes { sample: self.core.shape.latency_sample, latency, hold })
     }
 

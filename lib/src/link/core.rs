@@ -695,12 +695,9 @@ impl HeldSamples {
     /// The message in a cell was received at this time.
     #[cold]
     pub(crate) fn begin(&self, cell: u32, owner: MsgOwner, since: u64) {
-        let is = |wanted: fn(Option<HeldSample>, u32) -> bool| {
-            self.samples.iter().find(|sample| wanted(sample.get(), cell))
-        };
         // A sample of the same cell is of a message that is gone.
-        let same = is(|sample, cell| sample.is_some_and(|sample| sample.cell == cell));
-        if let Some(place) = same.or_else(|| is(|sample, _| sample.is_none())) {
+        let same = self.samples.iter().find(|place| place.get().is_some_and(|sample| sample.cell == cell));
+        if let Some(place) = same.or_else(|| self.samples.iter().find(|place| place.get().is_none())) {
             place.set(Some(HeldSample { cell, owner, since }));
             self.bits.set(self.bits.get() | 1 << (cell % 64));
         }
@@ -778,15 +775,23 @@ impl<'a> Owners for SeatOwners<'a> {
 
     #[cold]
     fn arrived(&self, age: u64, now: u64, held: Option<(EntryCell<'a>, u64)>) {
-        let (Some(times), Some(samples)) = (&self.core.times, self.held) else { return };
-        times.count(self.seat, Time::Latency, age);
-        if let Some((cell, word)) = held {
-            samples.begin(cell.index, MsgOwner(word).borrowed(self.seat), now);
-        }
+        let held = held.map(|(cell, word)| (cell.index, MsgOwner(word).borrowed(self.seat)));
+        self.count_age(age, now, held);
     }
 }
 
 impl SeatOwners<'_> {
+    /// Counts how long a sampled message was on its way, which was received at `now`. `held` is its cell and its owner word, if it
+    /// is in a buffer.
+    #[cold]
+    pub(crate) fn count_age(self, age: u64, now: u64, held: Option<(u32, MsgOwner)>) {
+        let (Some(times), Some(samples)) = (&self.core.times, self.held) else { return };
+        times.count(self.seat, Time::Latency, age);
+        if let Some((cell, owner)) = held {
+            samples.begin(cell, owner, now);
+        }
+    }
+
     /// The state of a message that is not loaned in the entry's epoch.
     #[cold]
     #[inline(never)]

@@ -188,12 +188,8 @@ impl Endpoint {
     /// this buffer, if it is in one.
     #[inline(always)]
     pub(crate) fn count_age_of_read(&self, held: Option<(u32, MsgOwner)>) {
-        let Some((age, now)) = self.reader().sampled.take() else { return };
-        if let Some(times) = &self.core.times {
-            times.count(self.me.seat, Time::Latency, age);
-        }
-        if let Some((cell, owner)) = held {
-            self.held_samples.begin(cell, owner, now);
+        if let Some((age, now)) = self.reader().sampled.take() {
+            self.receiving().count_age(age, now, held);
         }
     }
 

@@ -61,10 +61,10 @@ impl Times {
         self.word(seat, time, BUCKETS).fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// The counts of all seats together.
-    pub(crate) fn sum(&self, time: Time) -> TimeHistogram {
+    /// The counts of seats `0..used` together: the others have none.
+    pub(crate) fn sum(&self, time: Time, used: usize) -> TimeHistogram {
         let mut all = TimeHistogram::default();
-        for seat in (0..MAX_SEATS as u64).filter_map(SeatIndex::from_wild) {
+        for seat in (0..used as u64).filter_map(SeatIndex::from_wild) {
             for (i, count) in all.counts.iter_mut().enumerate() {
                 *count += self.word(seat, time, i).load(Ordering::Relaxed).min(COUNT_MAX);
             }
@@ -215,7 +215,7 @@ mod tests {
         for line in times.0.iter() {
             (0..WORDS_PER_LINE).for_each(|word| line.word(word).store(u64::MAX, Ordering::Relaxed));
         }
-        let sum = times.sum(Time::Hold);
+        let sum = times.sum(Time::Hold, MAX_SEATS);
         assert!(sum.count() <= 1 << 53 && sum.sum() > Duration::ZERO);
         assert!(sum.buckets().all(|(_, count)| i64::try_from(count).is_ok()));
         assert!([0.0, 0.5, 1.0, f64::NAN, f64::MAX].iter().all(|share| sum.quantile(*share).is_some()));
@@ -229,9 +229,9 @@ mod tests {
             times.count(seats[0], Time::Latency, 1_000);
         }
         times.count(seats[1], Time::Latency, 1_000_000);
-        let sum = times.sum(Time::Latency);
+        let sum = times.sum(Time::Latency, MAX_SEATS);
         assert_eq!((sum.count(), sum.sum()), (100, Duration::from_nanos(1_099_000)));
-        assert_eq!(times.sum(Time::Hold), TimeHistogram::default());
+        assert_eq!(times.sum(Time::Hold, MAX_SEATS), TimeHistogram::default());
         let micros = |share| sum.quantile(share).unwrap().as_secs_f64() * 1e6;
         assert!((0.8..1.2).contains(&micros(0.5)) && (0.8..1.2).contains(&micros(0.98)), "{}", micros(0.5));
         assert!((800.0..1_200.0).contains(&micros(1.0)), "{}", micros(1.0));

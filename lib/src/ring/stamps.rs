@@ -29,13 +29,10 @@ pub(crate) struct Stamps {
 
 /// The number of words of a ring's table: one for each sampled slot.
 const fn words(capacity: usize, interval: u32) -> usize {
-    let interval = interval as usize;
-    if interval == 0 {
-        0
-    } else if capacity < interval {
-        1
-    } else {
-        capacity / interval
+    match capacity.checked_div(interval as usize) {
+        None => 0,
+        Some(0) => 1,
+        Some(words) => words,
     }
 }
 

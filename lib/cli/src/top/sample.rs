@@ -1,7 +1,7 @@
 //! Samples of links, and the rates between two of them.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use shmesh::config::LinkName;
@@ -116,7 +116,7 @@ impl Sample {
             |now: Option<u64>, earlier: Option<u64>| Some(now?.checked_sub(earlier?)? as f64 / seconds);
         let times = |which: fn(&LinkTimes) -> &TimeHistogram| {
             let since = which(now.times.as_ref()?).since(which(earlier.times.as_ref()?));
-            let quantile = |share| since.quantile(share).map(|time: Duration| time.as_secs_f64());
+            let quantile = |share| since.quantile(share).map(|time| time.as_secs_f64());
             Some([quantile(0.5)?, quantile(0.99)?])
         };
         Rates {

@@ -72,7 +72,7 @@ fn bundle(name: &str, now: u64) -> Bundle {
     make(&[name.to_owned()], Duration::from_secs(90 * DAY), start, None).unwrap()
 }
 
-/// Gives the injector a certificate; the second is that of the Secret.
+/// Sets the caBundle of the webhook, and the certificate in the Secret of the injector.
 fn set_certificates(state: &mut ClusterState, authorities: &str, certificate: &str) {
     hook(state)["clientConfig"]["caBundle"] = BASE64_STANDARD.encode(authorities).into();
     state.objects.insert("secret", Ok(vec![BASE64_STANDARD.encode(certificate).into()]));
