@@ -11,7 +11,7 @@ use shmesh_sys::process::ProcessIdentity;
 use shmesh_sys::{errno, file};
 
 use super::seat_locks::SeatLocks;
-use crate::config::{Backing, LinkConfig, LinkName, PoolId, RingMode};
+use crate::config::{Backing, LinkConfig, LinkName, PoolConfig, PoolId, Receivers, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
 use crate::link::core::Core;
@@ -386,6 +386,36 @@ impl View {
     #[must_use]
     pub fn ring_mode(&self) -> RingMode {
         self.header.shape.ring_mode()
+    }
+
+    /// A configuration with which another link has the same shape: rings, pools, requests, notification. What concerns the memory
+    /// alone (kind, huge pages, file mode) is as in [`LinkConfig::new`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_len = 64;
+    /// let link = options.create(&config)?;
+    /// let view = shmesh::inspect::View::open(dir.path(), &config.name)?;
+    /// assert_eq!(view.config(), config);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn config(&self) -> LinkConfig {
+        let (shape, conduct) = (&self.header.shape, &self.header.conduct);
+        let name = self.store.link.parse().expect("a link is opened by its name");
+        let mut config = LinkConfig::new(name);
+        config.ring_len = shape.ring_capacity;
+        config.ring_mode = shape.ring_mode();
+        config.broadcast = shape.broadcast.unwrap_or_default();
+        config.receivers = if conduct.one_receiver { Receivers::One } else { Receivers::Many };
+        config.pools = shape.pools.map(|(buf_size_bytes, pool_len)| PoolConfig { buf_size_bytes, pool_len });
+        config.request_window = shape.request_window;
+        config.latency_sample = shape.latency_sample;
+        config.notify = conduct.notify;
+        config.spin_us = conduct.spin_us;
+        config
     }
 
     /// Microseconds that a waiting receiver polls before it sleeps; `None` if the link has no notification.

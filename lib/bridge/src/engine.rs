@@ -1,0 +1,125 @@
+//! What carries frames between bridges.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+
+/// Called with the name of the far node that a frame is from, and the frame. From any thread; it must not wait.
+pub type OnFrame = Arc<dyn Fn(&str, Vec<u8>) + Send + Sync>;
+
+/// Carries frames between the bridge that has the link and the far nodes.
+///
+/// Frames may be lost, doubled or overtaken whenever a connection fails; the streams put that right. An engine limits what it keeps by
+/// making [`put`](Outlet::put) wait; the streams' limits keep that short.
+pub trait Engine: fmt::Debug + Send + Sync {
+    /// Opens the end that has the link: frames of all far nodes come to it.
+    ///
+    /// # Errors
+    /// The engine cannot listen.
+    fn open_home(&self, link: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>>;
+
+    /// Opens the end of a far node.
+    ///
+    /// # Errors
+    /// The engine cannot listen.
+    fn open_far(&self, link: &str, node: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>>;
+}
+
+/// Where frames go out.
+pub trait Outlet: fmt::Debug + Send + Sync {
+    /// Sends a frame to the far node, or from it. It may get lost.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    fn put(&self, node: &str, frame: &[u8]) -> Result<()>;
+}
+
+/// What an engine for tests does to a frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fate {
+    /// It arrives.
+    Arrives,
+    /// It is lost.
+    Lost,
+    /// It arrives twice.
+    Twice,
+    /// It arrives after the next one.
+    Late,
+}
+
+type Ends = HashMap<(String, String), OnFrame>;
+
+/// An engine within one process, for tests: it can lose, double and reorder frames.
+#[derive(Clone)]
+pub struct MemoryEngine {
+    ends: Arc<Mutex<Ends>>,
+    late: Arc<Mutex<Option<(OnFrame, String, Vec<u8>)>>>,
+    fate: Arc<dyn Fn() -> Fate + Send + Sync>,
+}
+
+impl MemoryEngine {
+    /// An engine that asks `fate` for each frame.
+    pub fn new(fate: impl Fn() -> Fate + Send + Sync + 'static) -> Self {
+        Self { ends: Arc::default(), late: Arc::default(), fate: Arc::new(fate) }
+    }
+
+    fn open(&self, link: &str, end: &str, on_frame: OnFrame) -> Box<dyn Outlet> {
+        let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.insert((link.to_owned(), end.to_owned()), on_frame);
+        Box::new(MemoryOutlet { engine: self.clone(), link: link.to_owned(), is_home: end == HOME })
+    }
+}
+
+/// No node has an empty name.
+const HOME: &str = "";
+
+impl fmt::Debug for MemoryEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryEngine").finish_non_exhaustive()
+    }
+}
+
+impl Engine for MemoryEngine {
+    fn open_home(&self, link: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
+        Ok(self.open(link, HOME, on_frame))
+    }
+
+    fn open_far(&self, link: &str, node: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
+        Ok(self.open(link, node, on_frame))
+    }
+}
+
+#[derive(Debug)]
+struct MemoryOutlet {
+    engine: MemoryEngine,
+    link: String,
+    is_home: bool,
+}
+
+impl Outlet for MemoryOutlet {
+    fn put(&self, node: &str, frame: &[u8]) -> Result<()> {
+        let end = if self.is_home { node } else { HOME };
+        let ends = self.engine.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(to) = ends.get(&(self.link.clone(), end.to_owned())).cloned() else { return Ok(()) };
+        drop(ends);
+        let overtaken = self.engine.late.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (self.engine.fate)() {
+            Fate::Arrives => to(node, frame.to_vec()),
+            Fate::Lost => {}
+            Fate::Twice => {
+                to(node, frame.to_vec());
+                to(node, frame.to_vec());
+            }
+            Fate::Late => {
+                *self.engine.late.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some((to, node.to_owned(), frame.to_vec()));
+            }
+        }
+        if let Some((to, node, frame)) = overtaken {
+            to(&node, frame);
+        }
+        Ok(())
+    }
+}

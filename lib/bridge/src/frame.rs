@@ -1,0 +1,428 @@
+//! The frames between two bridges.
+//!
+//! All numbers are little-endian. A frame starts with the version of the protocol (2 bytes) and its kind (1 byte). What follows is
+//! fixed: nothing is read by guessing, and a frame with too few or too many bytes is refused.
+
+use shmesh::config::{BroadcastConfig, LinkConfig, PoolConfig, PoolId, Receivers, RingMode, SlowReaders};
+
+/// The version of the protocol. Bridges of different versions refuse each other.
+pub const VERSION: u16 = 1;
+
+/// Bytes of a message's head.
+pub const ITEM_HEAD_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 1 + 4 + 4 + 1 + 4 + 4;
+const KIND_ITEM: u8 = 1;
+const KIND_STATUS: u8 = 2;
+
+/// What one direction of a link carries.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ItemKind {
+    /// A message whose sender had it travel in the ring.
+    Inline,
+    /// A message in a MSG buffer, and in a DATA buffer if it has a pool.
+    Pooled,
+    /// A post for one TTI.
+    Post,
+}
+
+/// The head of a message or a post. Its MSG part follows, then its DATA part.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ItemHead {
+    /// The stream that it belongs to: a new one whenever the sender's count starts again.
+    pub stream: u64,
+    /// Its number in the stream; the first is 1.
+    pub number: u64,
+    /// The lowest number that the sender can still send again.
+    pub oldest: u64,
+    /// What it is.
+    pub kind: ItemKind,
+    /// NVIPC's message id.
+    pub msg_id: i32,
+    /// NVIPC's cell id.
+    pub cell_id: i32,
+    /// The pool of the DATA part, if it has one.
+    pub pool: Option<PoolId>,
+    /// Bytes of the MSG part.
+    pub msg_len: u32,
+    /// Bytes of the DATA part.
+    pub data_len: u32,
+}
+
+/// What a bridge says of itself, when it changes and from time to time.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Status {
+    /// The number of this process of the bridge.
+    pub instance: u64,
+    /// The stream that it sends.
+    pub stream: u64,
+    /// The lowest number that it can still send again.
+    pub oldest: u64,
+    /// The number of the next message.
+    pub next: u64,
+    /// The stream of the other side that it knows; 0: none.
+    pub known_stream: u64,
+    /// The last number of that stream which it has passed to its link.
+    pub delivered: u64,
+    /// The last number that it has received; those after it must be sent again if they are lost.
+    pub received: u64,
+    /// The other side may send numbers below this.
+    pub limit: u64,
+    /// It misses messages after `received`: send them again.
+    pub again: bool,
+    /// Participants of its link that wait for the other side's messages.
+    pub peers: u32,
+    /// Nothing is left to be sent.
+    pub is_drained: bool,
+    /// The shape of the link, from the side that has it.
+    pub shape: Option<LinkShape>,
+}
+
+/// Rings and pools of a link, as they cross.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LinkShape(pub LinkConfig);
+
+/// A frame.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Frame<'a> {
+    /// A message or a post, with the bytes of its parts.
+    Item(ItemHead, &'a [u8]),
+    /// The state of the other side.
+    Status(Box<Status>),
+}
+
+/// Why a frame was refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum FrameError {
+    /// It is of another version of the protocol.
+    #[error(
+        "the other bridge has version {0} of the protocol, this one {VERSION}: use the same release at both ends"
+    )]
+    Version(u16),
+    /// It is damaged.
+    #[error("a frame is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(FrameError::Damaged("it is too short"))?;
+        self.0 = rest;
+        Ok(*head)
+    }
+    fn u8(&mut self) -> Result<u8, FrameError> {
+        Ok(self.array::<1>()?[0])
+    }
+    fn u16(&mut self) -> Result<u16, FrameError> {
+        self.array().map(u16::from_le_bytes)
+    }
+    fn u32(&mut self) -> Result<u32, FrameError> {
+        self.array().map(u32::from_le_bytes)
+    }
+    fn u64(&mut self) -> Result<u64, FrameError> {
+        self.array().map(u64::from_le_bytes)
+    }
+    fn bool(&mut self) -> Result<bool, FrameError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(FrameError::Damaged("a flag is neither 0 nor 1")),
+        }
+    }
+}
+
+impl ItemHead {
+    /// Writes the head into an empty buffer.
+    pub fn encode(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&VERSION.to_le_bytes());
+        to.push(KIND_ITEM);
+        for number in [self.stream, self.number, self.oldest] {
+            to.extend_from_slice(&number.to_le_bytes());
+        }
+        to.push(match self.kind {
+            ItemKind::Inline => 0,
+            ItemKind::Pooled => 1,
+            ItemKind::Post => 2,
+        });
+        to.extend_from_slice(&self.msg_id.to_le_bytes());
+        to.extend_from_slice(&self.cell_id.to_le_bytes());
+        to.push(self.pool.map_or(0, |pool| 1 + u8::try_from(pool.index()).expect("there are five pools")));
+        to.extend_from_slice(&self.msg_len.to_le_bytes());
+        to.extend_from_slice(&self.data_len.to_le_bytes());
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+        let head = Self {
+            stream: reader.u64()?,
+            number: reader.u64()?,
+            oldest: reader.u64()?,
+            kind: match reader.u8()? {
+                0 => ItemKind::Inline,
+                1 => ItemKind::Pooled,
+                2 => ItemKind::Post,
+                _ => return Err(FrameError::Damaged("there is no such kind of message")),
+            },
+            msg_id: i32::from_le_bytes(reader.array()?),
+            cell_id: i32::from_le_bytes(reader.array()?),
+            pool: match reader.u8()? {
+                0 => None,
+                one => Some(
+                    PoolId::from_index(u32::from(one) - 1)
+                        .ok_or(FrameError::Damaged("there is no such pool"))?,
+                ),
+            },
+            msg_len: reader.u32()?,
+            data_len: reader.u32()?,
+        };
+        if head.stream == 0 || head.number == 0 || head.oldest == 0 || head.oldest > head.number {
+            return Err(FrameError::Damaged("its numbers contradict each other"));
+        }
+        if reader.0.len() as u64 != u64::from(head.msg_len) + u64::from(head.data_len) {
+            return Err(FrameError::Damaged("its length is not that of its parts"));
+        }
+        let fits = match head.kind {
+            ItemKind::Inline => head.pool.is_none() && head.data_len == 0,
+            ItemKind::Pooled => head.pool.is_some() || head.data_len == 0,
+            ItemKind::Post => head.pool.is_none() && head.msg_len == 0 && head.data_len == 0,
+        };
+        if !fits || head.pool.is_some_and(PoolId::is_device) {
+            return Err(FrameError::Damaged("its parts do not fit its kind"));
+        }
+        Ok(head)
+    }
+}
+
+/// Sets the oldest number in an encoded message that is sent again.
+pub fn set_oldest(encoded: &mut [u8], oldest: u64) {
+    encoded[19..27].copy_from_slice(&oldest.to_le_bytes());
+}
+
+impl LinkShape {
+    fn encode(&self, to: &mut Vec<u8>) {
+        let config = &self.0;
+        to.extend_from_slice(&config.ring_len.to_le_bytes());
+        to.push(match config.ring_mode {
+            RingMode::Spsc => 0,
+            RingMode::Broadcast => 2,
+            _ => 1,
+        });
+        to.push(match config.broadcast.slow {
+            SlowReaders::Wait => 0,
+            SlowReaders::Skip => 1,
+            SlowReaders::Evict => 2,
+        });
+        to.extend_from_slice(&config.broadcast.history.to_le_bytes());
+        to.extend_from_slice(&config.broadcast.evict_after_ms.to_le_bytes());
+        to.push(u8::from(config.receivers == Receivers::One));
+        for pool in &config.pools {
+            to.extend_from_slice(&pool.buf_size_bytes.to_le_bytes());
+            to.extend_from_slice(&pool.pool_len.to_le_bytes());
+        }
+        to.extend_from_slice(&config.latency_sample.to_le_bytes());
+        to.push(u8::from(config.notify));
+        to.extend_from_slice(&config.spin_us.to_le_bytes());
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+        // Each bridge has the name of its own link: the two names may differ.
+        let mut config = LinkConfig::new("bridged".parse().map_err(|_| FrameError::Damaged("a name"))?);
+        config.ring_len = reader.u32()?;
+        config.ring_mode = match reader.u8()? {
+            0 => RingMode::Spsc,
+            1 => RingMode::Mpmc,
+            2 => RingMode::Broadcast,
+            _ => return Err(FrameError::Damaged("there is no such ring mode")),
+        };
+        let slow = match reader.u8()? {
+            0 => SlowReaders::Wait,
+            1 => SlowReaders::Skip,
+            2 => SlowReaders::Evict,
+            _ => return Err(FrameError::Damaged("there is no such rule for slow readers")),
+        };
+        config.broadcast = BroadcastConfig { slow, history: reader.u32()?, evict_after_ms: reader.u32()? };
+        config.receivers = if reader.bool()? { Receivers::One } else { Receivers::Many };
+        for pool in &mut config.pools {
+            *pool = PoolConfig { buf_size_bytes: reader.u32()?, pool_len: reader.u32()? };
+        }
+        config.latency_sample = reader.u32()?;
+        config.notify = reader.bool()?;
+        config.spin_us = reader.u32()?;
+        config.validate().map_err(|_| FrameError::Damaged("no link can have this shape"))?;
+        Ok(Self(config))
+    }
+}
+
+impl Status {
+    /// The frame's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Vec::with_capacity(160);
+        to.extend_from_slice(&VERSION.to_le_bytes());
+        to.push(KIND_STATUS);
+        for number in [
+            self.instance,
+            self.stream,
+            self.oldest,
+            self.next,
+            self.known_stream,
+            self.delivered,
+            self.received,
+            self.limit,
+        ] {
+            to.extend_from_slice(&number.to_le_bytes());
+        }
+        to.push(u8::from(self.again));
+        to.extend_from_slice(&self.peers.to_le_bytes());
+        to.push(u8::from(self.is_drained));
+        to.push(u8::from(self.shape.is_some()));
+        if let Some(shape) = &self.shape {
+            shape.encode(&mut to);
+        }
+        to
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+        let status = Self {
+            instance: reader.u64()?,
+            stream: reader.u64()?,
+            oldest: reader.u64()?,
+            next: reader.u64()?,
+            known_stream: reader.u64()?,
+            delivered: reader.u64()?,
+            received: reader.u64()?,
+            limit: reader.u64()?,
+            again: reader.bool()?,
+            peers: reader.u32()?,
+            is_drained: reader.bool()?,
+            shape: if reader.bool()? { Some(LinkShape::decode(reader)?) } else { None },
+        };
+        if !reader.0.is_empty() {
+            return Err(FrameError::Damaged("it is too long"));
+        }
+        if status.stream == 0 || status.oldest == 0 || status.oldest > status.next {
+            return Err(FrameError::Damaged("its numbers contradict each other"));
+        }
+        Ok(status)
+    }
+}
+
+impl<'a> Frame<'a> {
+    /// Reads and checks a frame.
+    ///
+    /// # Errors
+    /// [`FrameError`] says what is wrong with it.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
+        let mut reader = Reader(bytes);
+        let version = reader.u16()?;
+        if version != VERSION {
+            return Err(FrameError::Version(version));
+        }
+        match reader.u8()? {
+            KIND_ITEM => {
+                let head = ItemHead::decode(&mut reader)?;
+                Ok(Self::Item(head, reader.0))
+            }
+            KIND_STATUS => Status::decode(&mut reader).map(|status| Self::Status(Box::new(status))),
+            _ => Err(FrameError::Damaged("there is no such kind of frame")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn status(shape: Option<LinkShape>) -> Status {
+        Status {
+            instance: 9,
+            stream: 5,
+            oldest: 3,
+            next: 4,
+            known_stream: 7,
+            delivered: 8,
+            received: 9,
+            limit: 20,
+            again: true,
+            peers: 2,
+            is_drained: false,
+            shape,
+        }
+    }
+
+    fn item() -> ItemHead {
+        ItemHead {
+            stream: 5,
+            number: 4,
+            oldest: 3,
+            kind: ItemKind::Pooled,
+            msg_id: -1,
+            cell_id: 7,
+            pool: Some(PoolId::CpuData),
+            msg_len: 3,
+            data_len: 2,
+        }
+    }
+
+    #[test]
+    fn frames_are_read_as_written() {
+        let mut config = LinkConfig::new("bridged".parse().unwrap());
+        config.ring_mode = RingMode::Broadcast;
+        config.broadcast = BroadcastConfig { slow: SlowReaders::Evict, history: 4, evict_after_ms: 70 };
+        config.ring_len = 32;
+        for shape in [None, Some(LinkShape(config))] {
+            let (status, bytes) = (status(shape.clone()), status(shape).encode());
+            assert_eq!(Frame::decode(&bytes), Ok(Frame::Status(Box::new(status))));
+            for len in 0..bytes.len() {
+                assert!(Frame::decode(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
+            }
+        }
+        let mut bytes = Vec::new();
+        item().encode(&mut bytes);
+        assert_eq!(bytes.len(), ITEM_HEAD_BYTES);
+        bytes.extend_from_slice(b"abcde");
+        assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(item(), b"abcde")));
+        set_oldest(&mut bytes, 2);
+        assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(ItemHead { oldest: 2, ..item() }, b"abcde")));
+        bytes.push(0);
+        assert!(matches!(Frame::decode(&bytes), Err(FrameError::Damaged(_))), "a byte too many");
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut bytes = status(None).encode();
+        bytes[0] = 9;
+        let error = Frame::decode(&bytes).unwrap_err();
+        assert_eq!(error, FrameError::Version(9));
+        assert!(error.to_string().contains("version 9"), "{error}");
+    }
+
+    #[test]
+    fn parts_in_device_memory_are_refused() {
+        let mut bytes = Vec::new();
+        ItemHead { pool: Some(PoolId::CudaData), ..item() }.encode(&mut bytes);
+        bytes.extend_from_slice(b"abcde");
+        assert!(Frame::decode(&bytes).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0_u8..4) {
+            let mut frame = vec![1, 0, kind];
+            frame.extend_from_slice(&bytes);
+            let _ = Frame::decode(&bytes);
+            let _ = Frame::decode(&frame);
+        }
+
+        #[test]
+        fn damaged_frames_are_read_or_refused(at in 0_usize..200, to in any::<u8>()) {
+            let mut bytes = status(Some(LinkShape(LinkConfig::new("bridged".parse().unwrap())))).encode();
+            let at = at % bytes.len();
+            bytes[at] = to;
+            if let Ok(Frame::Status(status)) = Frame::decode(&bytes) {
+                prop_assert_eq!(status.encode(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Which messages a bridge has taken and delivered, for the next process of this bridge.
+//!
+//! A small file in the IPC directory, mapped, so that a number is written without a system call and outlives the process. It does not
+//! outlive the machine, and neither do the links.
+//!
+//! Between two stores a process may be killed. The numbers are written so that a message is then counted as lost, never delivered
+//! twice: `taken` before the message is received, `begun` before it is sent, and `done` after.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memmap2::MmapMut;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"SHMBRDG1");
+const WORDS: usize = 6;
+const BYTES: u64 = (WORDS * 8) as u64;
+
+const SENT_STREAM: usize = 1;
+const TAKEN: usize = 2;
+const RECEIVED_STREAM: usize = 3;
+const BEGUN: usize = 4;
+const DONE: usize = 5;
+
+/// The file of one bridge and one of its peers.
+#[derive(Debug)]
+pub struct Journal {
+    map: MmapMut,
+}
+
+/// What the last process of this bridge has left.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Past {
+    /// The stream that it sent; 0: there was none.
+    pub sent_stream: u64,
+    /// The number of the last message that it took from the link, or was about to take.
+    pub taken: u64,
+    /// The stream that it received; 0: there was none.
+    pub received_stream: u64,
+    /// The number of the last message that it passed to the link, or was about to pass.
+    pub delivered: u64,
+    /// Whether it was killed while it passed the last one: that one may be lost.
+    pub is_last_lost: bool,
+}
+
+impl Journal {
+    /// Opens the file, or makes it, and reads what the last process left.
+    ///
+    /// # Errors
+    /// The file cannot be opened or mapped.
+    pub fn open(path: &Path) -> io::Result<(Self, Past)> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        if file.metadata()?.len() != BYTES {
+            file.set_len(0)?;
+            file.set_len(BYTES)?;
+        }
+        // SAFETY: the file has mode 0600 and a name of this bridge alone, which no other process writes or truncates; the
+        // words are only accessed as atomics.
+        let map = unsafe { MmapMut::map_mut(&file)? };
+        let journal = Self { map };
+        if journal.word(0).load(Ordering::Relaxed) != MAGIC {
+            (1..WORDS).for_each(|word| journal.word(word).store(0, Ordering::Relaxed));
+            journal.word(0).store(MAGIC, Ordering::Relaxed);
+        }
+        let read = |word| journal.word(word).load(Ordering::Relaxed);
+        let past = Past {
+            sent_stream: read(SENT_STREAM),
+            taken: read(TAKEN),
+            received_stream: read(RECEIVED_STREAM),
+            delivered: read(BEGUN),
+            is_last_lost: read(BEGUN) != read(DONE),
+        };
+        journal.done(past.delivered);
+        Ok((journal, past))
+    }
+
+    fn word(&self, number: usize) -> &AtomicU64 {
+        let start = self.map.as_ptr().cast::<AtomicU64>();
+        debug_assert!(number < WORDS);
+        // SAFETY: the mapping has WORDS words and starts at a page; it lives as long as `self`.
+        unsafe { &*start.add(number) }
+    }
+
+    /// A new stream is sent. Its first number will be 1.
+    pub fn begin_sent_stream(&self, stream: u64) {
+        self.word(TAKEN).store(0, Ordering::Release);
+        self.word(SENT_STREAM).store(stream, Ordering::Release);
+    }
+
+    /// The message of this number is about to be received from the link.
+    pub fn taking(&self, number: u64) {
+        self.word(TAKEN).store(number, Ordering::Release);
+    }
+
+    /// A stream is received whose last delivered number is this.
+    pub fn begin_received_stream(&self, stream: u64, delivered: u64) {
+        // Without a stream the numbers mean nothing.
+        self.word(RECEIVED_STREAM).store(0, Ordering::Release);
+        self.word(BEGUN).store(delivered, Ordering::Release);
+        self.word(DONE).store(delivered, Ordering::Release);
+        self.word(RECEIVED_STREAM).store(stream, Ordering::Release);
+    }
+
+    /// The message of this number is about to be sent on the link.
+    pub fn delivering(&self, number: u64) {
+        self.word(BEGUN).store(number, Ordering::Release);
+    }
+
+    /// The message of this number was sent on the link, or is given up.
+    pub fn done(&self, number: u64) {
+        self.word(DONE).store(number, Ordering::Release);
+    }
+
+    /// The last message was not sent after all.
+    pub fn not_delivered(&self, number: u64) {
+        self.word(BEGUN).store(number - 1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn next_process_reads_what_the_last_one_wrote() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, past) = Journal::open(&path).unwrap();
+        assert_eq!(past, Past::default());
+        journal.begin_sent_stream(7);
+        journal.taking(3);
+        journal.begin_received_stream(8, 10);
+        journal.delivering(11);
+        let killed_between = Journal::open(&path).unwrap().1;
+        let expected =
+            Past { sent_stream: 7, taken: 3, received_stream: 8, delivered: 11, is_last_lost: true };
+        assert_eq!(killed_between, expected);
+        assert_eq!(Journal::open(&path).unwrap().1, Past { is_last_lost: false, ..expected }, "counted once");
+        journal.delivering(12);
+        journal.not_delivered(12);
+        assert_eq!(Journal::open(&path).unwrap().1.delivered, 11);
+    }
+
+    #[test]
+    fn damaged_file_is_as_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        for content in [&b"short"[..], &[7; 48], &[7; 100]] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(Journal::open(&path).unwrap().1, Past::default());
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Carries the messages of a link to another machine, and back.
+//!
+//! ```text
+//!   home: the link                                             far node: a replica of the same shape
+//!   program (primary) <-- link --> bridge (secondary) <-- engine --> bridge (primary) <-- link --> program (secondary)
+//! ```
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`frame`] | the bytes that cross |
+//! | [`stream`] | order, acknowledgement, sending again, counting what is lost |
+//! | [`journal`] | what the next process of a bridge must know |
+//! | [`session`] | one link and one peer |
+//! | [`bridge`] | all sessions of a process |
+//! | [`engine`] | what carries frames: the trait, and one for tests |
+//! | [`zenoh_engine`] | Zenoh |
+
+pub mod bridge;
+pub mod engine;
+pub mod frame;
+pub mod journal;
+pub mod session;
+pub mod stream;
+pub mod zenoh_engine;

@@ -1,0 +1,148 @@
+//! `shmesh-bridge`: carries the messages of links to another machine, and back.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser};
+use prometheus_client::registry::Registry;
+use shmesh::config::LinkName;
+use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
+use shmesh_bridge::session::End;
+use shmesh_bridge::zenoh_engine::{Certificates, Place, ZenohEngine};
+use shmesh_daemon::admin::{self, Admin};
+use shmesh_daemon::args::{DaemonArgs, exit_status};
+use shmesh_daemon::readiness::Readiness;
+use shmesh_daemon::telemetry::LogFilter;
+use tokio_util::sync::CancellationToken;
+
+/// Carry the messages of links to another machine, and back
+///
+/// Where the links are, it listens. Where their programs' peers are, it connects, and makes a replica of each link, to which the
+/// programs there attach as to any link:
+///
+///   here:   shmesh-bridge --link fronthaul --listen tcp/0.0.0.0:7447
+///   there:  shmesh-bridge --link fronthaul --connect tcp/here:7447
+#[derive(Debug, Parser)]
+#[command(name = "shmesh-bridge", version)]
+struct Args {
+    /// Link to carry; repeat it for more
+    #[arg(long = "link", value_name = "LINK", required = true)]
+    links: Vec<LinkName>,
+
+    /// The links are on this machine: listen for bridges of others, as tcp/0.0.0.0:7447
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "connect", conflicts_with = "connect")]
+    listen: Vec<String>,
+
+    /// The links are on another machine, whose bridge listens here: make replicas of them
+    #[arg(long, value_name = "ADDRESS")]
+    connect: Vec<String>,
+
+    /// Name of this machine, which no other that connects may have; the host name unless given
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+
+    /// IPC directory
+    #[arg(long, env = "SHMESH_DIR", default_value = shmesh::DEFAULT_DIR, value_name = "DIR")]
+    dir: PathBuf,
+
+    /// Bridges of other groups do not hear of these links
+    #[arg(long, default_value = "default", value_name = "NAME")]
+    group: String,
+
+    /// Seconds of silence after which the other side's programs count as gone, until it answers again
+    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    peer_timeout: u64,
+
+    /// Certificate of the authority that has signed those of the bridges (PEM), for addresses as tls/host:7447
+    #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
+    authority: Option<PathBuf>,
+
+    /// Certificate of this bridge (PEM)
+    #[arg(long, value_name = "FILE", requires = "authority")]
+    certificate: Option<PathBuf>,
+
+    /// Private key of this bridge (PEM)
+    #[arg(long, value_name = "FILE", requires = "authority")]
+    key: Option<PathBuf>,
+
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            let given: Vec<_> = std::env::args_os().collect();
+            return ExitCode::from(exit_status(&error, &Args::command(), &given));
+        }
+    };
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("shmesh-bridge: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let filter = shmesh_daemon::telemetry::init(&args.daemon.log, args.daemon.log_format)?;
+    let node = match &args.node {
+        Some(node) => node.clone(),
+        None => {
+            std::fs::read_to_string("/proc/sys/kernel/hostname").context("no host name")?.trim().to_owned()
+        }
+    };
+    let certificates = match (&args.authority, &args.certificate, &args.key) {
+        (Some(authority), Some(certificate), Some(key)) => Some(Certificates {
+            authority: authority.clone(),
+            certificate: certificate.clone(),
+            key: key.clone(),
+        }),
+        _ => None,
+    };
+    let place = Place {
+        listen: args.listen.clone(),
+        connect: args.connect.clone(),
+        group: args.group.clone(),
+        certificates,
+    };
+    let config = BridgeConfig {
+        end: if args.connect.is_empty() { End::Home } else { End::Far },
+        dir: args.dir.clone(),
+        links: args.links.clone(),
+        node,
+        peer_timeout: Duration::from_secs(args.peer_timeout),
+    };
+    let metrics = Metrics::default();
+    let engine = ZenohEngine::open(&place)?;
+    let bridge = Bridge::start(&config, &engine, &metrics)?;
+    let served = serve(args, filter, &metrics);
+    bridge.stop();
+    served
+}
+
+/// Serves probes and metrics until SIGTERM or SIGINT.
+fn serve(args: &Args, filter: LogFilter, metrics: &Metrics) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stop: CancellationToken = shmesh_daemon::shutdown::on_signal()?;
+        if let Some(address) = args.daemon.admin {
+            let listener = tokio::net::TcpListener::bind(address)
+                .await
+                .with_context(|| format!("cannot listen on {address}"))?;
+            let mut registry = Registry::default();
+            metrics.register(&mut registry);
+            let admin =
+                Admin { readiness: Readiness::default(), metrics: Arc::new(registry), log: Some(filter) };
+            return admin::serve(listener, admin, stop).await;
+        }
+        stop.cancelled().await;
+        Ok(())
+    })
+}

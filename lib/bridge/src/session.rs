@@ -1,0 +1,824 @@
+//! One link and one peer: a bridge that has the link and a far node, seen from either of them.
+//!
+//! A session has a thread, which waits on its link and on frames alike. It is a participant of the link only while the other side has
+//! participants for whom it stands: so programs learn from the link's own events when their peers come, leave, or are cut off.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use shmesh::config::{LinkConfig, LinkName, PoolId};
+use shmesh::inspect::View;
+use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
+use tracing::{error, info, warn};
+
+use crate::engine::Outlet;
+use crate::frame::{Frame, ItemHead, ItemKind, LinkShape, Status};
+use crate::journal::Journal;
+use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
+
+/// How long a change may wait to be told, so that many are told at once.
+const TELL_AFTER: Duration = Duration::from_millis(20);
+/// How long a sender waits for the other side to receive before it sends again.
+const AGAIN_AFTER: Duration = Duration::from_millis(300);
+/// How often the receiver asks for the same missing message.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// How often a session without its link looks for it.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it looks for room in a full ring. Receivers wake no senders.
+const ROOM_EVERY: Duration = Duration::from_millis(1);
+/// How long a full ring holds up a post that is behind its messages.
+const POST_AFTER: Duration = Duration::from_millis(20);
+/// How long a stopping session waits for what it has taken to arrive.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// Messages that wait in the receiving bridge at most.
+const WINDOW_MAX: u64 = 256;
+
+/// Which end of the bridge this is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum End {
+    /// The link is here. The bridge is a participant of its secondary side.
+    Home,
+    /// The replica is here. The bridge is its primary.
+    Far,
+}
+
+impl End {
+    /// The side of the programs for which the other end stands.
+    fn opposite(self) -> Side {
+        match self {
+            Self::Home => Side::Primary,
+            Self::Far => Side::Secondary,
+        }
+    }
+}
+
+/// What a session has counted.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Messages taken from the link and sent to the other side.
+    pub sent: Counter,
+    /// Messages received from the other side and sent on the link.
+    pub received: Counter,
+    /// Messages of the other side that can no longer come.
+    pub lost: Counter,
+    /// Frames sent once more.
+    pub again: Counter,
+    /// Frames that were refused: damaged, of another version, or beyond the limit.
+    pub refused: Counter,
+    /// Whether the other side answers.
+    pub connected: Gauge,
+}
+
+/// Frames for a session, from the engine's threads.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    state: Mutex<InboxState>,
+    arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct InboxState {
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Wakes the session where it waits on its link.
+    waiter: Option<Arc<Waiter>>,
+}
+
+impl Inbox {
+    /// Adds a frame. A sender that ignores the limits loses what does not fit.
+    pub fn push(&self, frame: Vec<u8>) {
+        let mut state = self.lock();
+        if state.bytes > 0 && state.bytes + frame.len() > 2 * MAX_BYTES {
+            return;
+        }
+        state.bytes += frame.len();
+        state.frames.push_back(frame);
+        drop(state);
+        self.wake();
+    }
+
+    /// Makes the session look at once.
+    pub fn wake(&self) {
+        self.arrived.notify_one();
+        let waiter = self.lock().waiter.clone();
+        if let Some(waiter) = waiter {
+            waiter.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lock().frames.is_empty()
+    }
+
+    fn pop(&self) -> Option<Vec<u8>> {
+        let mut state = self.lock();
+        let frame = state.frames.pop_front()?;
+        state.bytes -= frame.len();
+        Some(frame)
+    }
+
+    fn set_waiter(&self, waiter: Option<Arc<Waiter>>) {
+        self.lock().waiter = waiter;
+    }
+
+    fn wait(&self, timeout: Duration) {
+        let state = self.lock();
+        let _ = self.arrived.wait_timeout_while(state, timeout, |state| state.frames.is_empty());
+    }
+}
+
+/// What a session is about.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which end this is.
+    pub end: End,
+    /// The IPC directory.
+    pub dir: PathBuf,
+    /// The link, or its replica.
+    pub link: LinkName,
+    /// The name of the far node.
+    pub node: String,
+    /// How long the other side may be silent until its participants count as gone.
+    pub peer_timeout: Duration,
+}
+
+impl Settings {
+    fn journal(&self) -> PathBuf {
+        self.dir.join(format!(".shmesh-bridge-{}-{}", self.link, self.node))
+    }
+}
+
+struct Attached {
+    link: Link,
+    waiter: Arc<Waiter>,
+    /// Messages that the link's ring has passed over, as far as they are known.
+    lost: u64,
+    has_notification: bool,
+}
+
+struct Other {
+    status: Status,
+    heard: Instant,
+}
+
+/// A session.
+pub struct Session {
+    settings: Settings,
+    outlet: Arc<dyn Outlet>,
+    inbox: Arc<Inbox>,
+    counts: Counts,
+    journal: Journal,
+    instance: u64,
+    sender: Sender,
+    receiver: Receiver,
+    attached: Option<Attached>,
+    other: Option<Other>,
+    /// The process of the other bridge before the present one.
+    earlier_instance: Option<u64>,
+    /// The shape of the link, where it is.
+    shape: Option<LinkShape>,
+    /// Participants of the link on the side for which this end does not stand.
+    peers: u32,
+    /// Messages that a broadcast ring has passed over, and that were not left out of the stream yet.
+    passed_over: u64,
+    /// Messages taken so far, and the counts after which the posts come.
+    taken: u64,
+    posts: VecDeque<u64>,
+    /// Posts that were taken while waiting.
+    posted: Cell<u32>,
+    told: Option<(Instant, Status)>,
+    must_tell: bool,
+    /// Whether the next status asks for missing messages, and when one did last, after which number.
+    asks: bool,
+    asked: Option<(Instant, u64)>,
+    /// Since when the link has had no room, while messages wait for it.
+    blocked: Option<Instant>,
+    received_at: Instant,
+    looked_at: Option<Instant>,
+    stopping: Option<Instant>,
+    last_complaint: String,
+}
+
+impl Session {
+    /// A session that continues where the last process of this bridge stopped.
+    ///
+    /// # Errors
+    /// Its journal cannot be opened.
+    pub fn new(
+        settings: Settings,
+        outlet: Arc<dyn Outlet>,
+        inbox: Arc<Inbox>,
+        counts: Counts,
+    ) -> Result<Self> {
+        let path = settings.journal();
+        let (journal, past) =
+            Journal::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let mut stream = past.sent_stream;
+        if stream == 0 {
+            stream = random()?;
+            journal.begin_sent_stream(stream);
+        }
+        if past.is_last_lost {
+            counts.lost.inc();
+        }
+        let now = Instant::now();
+        Ok(Self {
+            settings,
+            outlet,
+            inbox,
+            counts,
+            journal,
+            instance: random()?,
+            sender: Sender::new(stream, past.taken),
+            receiver: Receiver::new(past.received_stream, past.delivered, 1),
+            attached: None,
+            other: None,
+            earlier_instance: None,
+            shape: None,
+            peers: 0,
+            passed_over: 0,
+            taken: 0,
+            posts: VecDeque::new(),
+            posted: Cell::new(0),
+            told: None,
+            must_tell: true,
+            asks: false,
+            asked: None,
+            blocked: None,
+            received_at: now,
+            looked_at: None,
+            stopping: None,
+            last_complaint: String::new(),
+        })
+    }
+
+    /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        loop {
+            if stop.load(Ordering::Acquire) {
+                let since = *self.stopping.get_or_insert_with(Instant::now);
+                let is_done = self.sender.is_drained() && self.receiver.front().is_none();
+                if is_done || since.elapsed() > DRAIN_LIMIT || self.attached.is_none() {
+                    self.tell()?;
+                    return Ok(());
+                }
+            }
+            while let Some(frame) = self.inbox.pop() {
+                self.hear(&frame)?;
+            }
+            self.attach_or_detach();
+            self.deliver()?;
+            self.take()?;
+            self.send_again_if_stalled()?;
+            self.tell_if_changed()?;
+            self.wait();
+        }
+    }
+
+    fn is_connected(&self) -> bool {
+        self.other.as_ref().is_some_and(|other| other.heard.elapsed() < self.settings.peer_timeout)
+    }
+
+    fn hear(&mut self, frame: &[u8]) -> Result<()> {
+        match Frame::decode(frame) {
+            Ok(Frame::Status(status)) => self.hear_status(*status),
+            Ok(Frame::Item(head, parts)) => {
+                self.hear_item(head, parts);
+                Ok(())
+            }
+            Err(error) => {
+                self.counts.refused.inc();
+                self.complain(format!("a frame was refused: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    fn hear_status(&mut self, status: Status) -> Result<()> {
+        if self.earlier_instance == Some(status.instance) {
+            self.counts.refused.inc();
+            self.complain(format!(
+                "two bridges answer for link {} and node {}: stop one of them, or give it another --node",
+                self.settings.link, self.settings.node
+            ));
+            return Ok(());
+        }
+        let known = self.other.as_ref().map(|other| other.status.instance);
+        if known != Some(status.instance) {
+            self.earlier_instance = known;
+            // It knows nothing of this side yet.
+            self.must_tell = true;
+        }
+        let is_mine = status.known_stream == self.sender.stream();
+        let received = if is_mine { status.received } else { 0 };
+        let before = self.other.as_ref().map(|other| other.status.received);
+        if before != Some(status.received) || known != Some(status.instance) {
+            self.received_at = Instant::now();
+        }
+        self.sender.acknowledge(status.known_stream, status.delivered, status.limit);
+        let lost = self.receiver.give_up_before(status.stream, status.oldest);
+        self.count_lost(lost);
+        if let Some(shape) = status.shape.as_ref().filter(|_| self.settings.end == End::Far) {
+            self.receiver.set_window(window(&shape.0));
+        }
+        let is_asked = status.again;
+        self.other = Some(Other { status, heard: Instant::now() });
+        if is_asked { self.send_again(received) } else { Ok(()) }
+    }
+
+    fn hear_item(&mut self, head: ItemHead, parts: &[u8]) {
+        // Only of the process that was heard last: another may answer to the same name.
+        let Some(other) = self.other.as_mut().filter(|other| other.status.stream == head.stream) else {
+            return;
+        };
+        other.heard = Instant::now();
+        let stream = self.receiver.stream();
+        match self.receiver.accept(head, parts) {
+            Arrival::Next { lost } => {
+                if self.receiver.stream() != stream {
+                    self.journal.begin_received_stream(head.stream, self.receiver.delivered());
+                }
+                self.count_lost(lost);
+            }
+            Arrival::Old => {}
+            Arrival::Early => {
+                // All that is on its way behind a missing message is early. One request is enough for them.
+                let received = self.receiver.received();
+                let is_asked =
+                    self.asked.is_some_and(|(at, before)| before == received && at.elapsed() < ASK_EVERY);
+                if !is_asked {
+                    self.asked = Some((Instant::now(), received));
+                    self.must_tell = true;
+                    self.asks = true;
+                }
+            }
+            Arrival::Beyond => {
+                self.counts.refused.inc();
+            }
+        }
+    }
+
+    fn count_lost(&mut self, lost: u64) {
+        if lost > 0 {
+            let delivered = self.receiver.delivered();
+            self.journal.delivering(delivered);
+            self.journal.done(delivered);
+            self.counts.lost.inc_by(lost);
+            warn!(link = %self.settings.link, node = self.settings.node, lost, "messages of the other side are lost");
+        }
+    }
+
+    /// Logs what is wrong, once until something else is.
+    fn complain(&mut self, what: String) {
+        if self.last_complaint != what {
+            error!(link = %self.settings.link, node = self.settings.node, "{what}");
+            self.last_complaint = what;
+        }
+    }
+
+    // ---- the link ----
+
+    fn attach_or_detach(&mut self) {
+        let is_connected = self.is_connected();
+        if i64::from(is_connected) != self.counts.connected.get() {
+            self.counts.connected.set(i64::from(is_connected));
+            let what = if is_connected { "the other side answers" } else { "the other side does not answer" };
+            info!(link = %self.settings.link, node = self.settings.node, "{what}");
+        }
+        let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
+        if let Some(attached) = &self.attached {
+            let mut has_changed = is_due;
+            while attached.link.next_event().is_some() {
+                has_changed = true;
+            }
+            if !has_changed {
+                return;
+            }
+        } else if !is_due {
+            return;
+        }
+        self.looked_at = Some(Instant::now());
+        self.look_at_link();
+        let other = self.other.as_ref().map(|other| &other.status);
+        let (peers, is_drained) = other.map_or((0, true), |status| (status.peers, status.is_drained));
+        let has_more = self.receiver.front().is_some() || !is_drained;
+        let is_wanted = is_connected && (peers > 0 || has_more) && self.stopping.is_none();
+        match (&self.attached, is_wanted) {
+            (None, true) => self.attach(),
+            (Some(_), false) if self.may_detach(is_connected) => self.detach(),
+            _ => {}
+        }
+    }
+
+    /// A replica without programs lives by this participant, and so do the messages in it.
+    fn may_detach(&self, is_connected: bool) -> bool {
+        self.stopping.is_none()
+            && match self.settings.end {
+                End::Home => self.sender.is_drained() || !is_connected,
+                End::Far => self.peers > 0,
+            }
+    }
+
+    fn detach(&mut self) {
+        self.inbox.set_waiter(None);
+        self.attached = None;
+        self.posts.clear();
+        info!(link = %self.settings.link, node = self.settings.node, "detached: the other side has no participants");
+    }
+
+    fn look_at_link(&mut self) {
+        let opposite = self.settings.end.opposite();
+        let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
+        if let Some(attached) = &self.attached {
+            let peers = attached.link.participants().filter(|peer| peer.word.side() == opposite).count();
+            self.peers = count(peers);
+            return;
+        }
+        let view = View::open(&self.settings.dir, &self.settings.link);
+        let seats = view.as_ref().map(View::seats).unwrap_or_default();
+        let is_peer = |seat: &&shmesh::inspect::SeatView| {
+            seat.participant.word.side() == opposite && seat.liveness != Liveness::Dead
+        };
+        self.peers = count(seats.iter().filter(is_peer).count());
+        if self.settings.end == End::Home {
+            self.shape = view.ok().map(|view| view.config()).and_then(|config| self.checked(config));
+            if let Some(shape) = &self.shape {
+                self.receiver.set_window(window(&shape.0));
+            }
+        }
+    }
+
+    /// The shape, if a bridge can carry the link.
+    fn checked(&mut self, config: LinkConfig) -> Option<LinkShape> {
+        let name = config.name.clone();
+        let device = PoolId::ALL.into_iter().find(|pool| pool.is_device() && config.pool(*pool).is_enabled());
+        if let Some(pool) = device {
+            self.complain(format!(
+                "link {name} has the pool {} in device memory, which no bridge carries: use a link without it between nodes",
+                pool.name()
+            ));
+            return None;
+        }
+        if config.request_window > 0 {
+            self.complain(format!(
+                "link {name} has requests, which no bridge carries yet: use two links with messages between nodes"
+            ));
+            return None;
+        }
+        Some(LinkShape(config))
+    }
+
+    fn attach(&mut self) {
+        let settings = &self.settings;
+        let options = LinkOptions::new().dir(&settings.dir).timeout(Duration::from_secs(1));
+        let opened = match settings.end {
+            End::Home if self.shape.is_none() => return,
+            End::Home => options.attach(settings.link.as_str(), Side::Secondary),
+            End::Far => {
+                let shape = self.other.as_ref().and_then(|other| other.status.shape.as_ref());
+                let Some(LinkShape(config)) = shape else { return };
+                options.create(&LinkConfig { name: settings.link.clone(), ..config.clone() })
+            }
+        };
+        match opened {
+            Ok(link) => {
+                let waiter = Arc::new(link.waiter());
+                self.inbox.set_waiter(Some(Arc::clone(&waiter)));
+                let has_notification = link.notify().is_ok();
+                self.attached = Some(Attached { lost: link.lost(), link, waiter, has_notification });
+                info!(link = %self.settings.link, node = self.settings.node, "attached");
+                self.last_complaint.clear();
+                self.look_at_link();
+            }
+            Err(error) => self.complain(format!("cannot attach: {error}")),
+        }
+    }
+
+    /// Passes what was received to the link.
+    fn deliver(&mut self) -> Result<()> {
+        let blocked = self.blocked.take();
+        let mut delivered = 0_u64;
+        let mut complaint = None;
+        while let (Some(attached), Some(received)) = (&self.attached, self.receiver.front()) {
+            let number = received.head.number;
+            if received.is_done {
+                self.journal.delivering(number);
+                self.journal.done(number);
+                self.receiver.pop();
+                continue;
+            }
+            match send(&attached.link, &self.journal, number, received.head, received.msg(), received.data())
+            {
+                Ok(()) => {
+                    self.counts.received.inc();
+                    delivered += 1;
+                }
+                Err(error) if lacks_room(&error) => {
+                    self.blocked = blocked.filter(|_| delivered == 0).or_else(|| Some(Instant::now()));
+                    break;
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::Evicted { .. }) => {
+                    complaint = Some(error.to_string());
+                    self.inbox.set_waiter(None);
+                    self.attached = None;
+                    break;
+                }
+                Err(error) => {
+                    // The other side's link has another shape.
+                    complaint = Some(format!("a message was dropped: {error}"));
+                    self.counts.lost.inc();
+                    self.journal.delivering(number);
+                }
+            }
+            self.journal.done(number);
+            self.receiver.pop();
+        }
+        // A program that waits for a post receives nothing until it comes, and a post may be behind more messages than have room.
+        if let Some(attached) = &self.attached
+            && self.blocked.is_some_and(|since| since.elapsed() >= POST_AFTER)
+            && self.receiver.take_post()
+        {
+            self.blocked = Some(Instant::now());
+            attached.link.post().context("cannot post")?;
+        }
+        if let Some(attached) =
+            self.attached.as_ref().filter(|attached| delivered > 0 && attached.has_notification)
+        {
+            attached.link.notify().context("cannot notify")?;
+        }
+        if let Some(complaint) = complaint {
+            self.complain(complaint);
+        }
+        Ok(())
+    }
+
+    /// Takes messages from the link, and sends them.
+    fn take(&mut self) -> Result<()> {
+        let Some(attached) = self.attached.as_mut().filter(|_| self.stopping.is_none()) else {
+            return Ok(());
+        };
+        let mut failure = None;
+        if attached.has_notification {
+            while self.posted.get() > 0 || attached.link.wait_tti(Some(Duration::ZERO))? {
+                self.posted.set(self.posted.get().saturating_sub(1));
+                // What was sent before the post comes before it.
+                self.posts.push_back(self.taken + attached.link.queued() as u64);
+            }
+        }
+        while self.sender.has_room() {
+            let lost = attached.link.lost();
+            self.passed_over += lost.saturating_sub(attached.lost);
+            attached.lost = lost;
+            if self.passed_over > 0 {
+                if !self.sender.is_drained() {
+                    break;
+                }
+                self.sender.skip(std::mem::take(&mut self.passed_over));
+                self.journal.taking(self.sender.next() - 1);
+                self.must_tell = true;
+            }
+            if self.posts.front().is_some_and(|after| *after <= self.taken) {
+                self.posts.pop_front();
+                self.journal.taking(self.sender.next());
+                let frame = self.sender.add(head(ItemKind::Post), |_| {});
+                self.outlet.put(&self.settings.node, frame)?;
+                continue;
+            }
+            if !attached.link.has_message() {
+                break;
+            }
+            self.journal.taking(self.sender.next());
+            match attached.link.receive() {
+                Ok(Some(message)) => {
+                    let (msg, data) = (message.msg_shared(), message.data_shared());
+                    let kind = if message.is_inline() { ItemKind::Inline } else { ItemKind::Pooled };
+                    let head = ItemHead {
+                        msg_id: message.msg_id(),
+                        cell_id: message.cell_id(),
+                        pool: message.data_pool(),
+                        msg_len: u32::try_from(msg.len())?,
+                        data_len: u32::try_from(data.len())?,
+                        ..head(kind)
+                    };
+                    let frame = self.sender.add(head, |frame| {
+                        append(frame, msg);
+                        append(frame, data);
+                    });
+                    self.outlet.put(&self.settings.node, frame)?;
+                    self.taken += 1;
+                    self.counts.sent.inc();
+                }
+                Ok(None) => {
+                    self.journal.taking(self.sender.next() - 1);
+                    break;
+                }
+                Err(error) => {
+                    self.journal.taking(self.sender.next() - 1);
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        if let Some(error) = failure {
+            if matches!(error.kind(), ErrorKind::Evicted { .. }) {
+                self.inbox.set_waiter(None);
+                self.attached = None;
+            }
+            self.complain(error.to_string());
+        }
+        Ok(())
+    }
+
+    // ---- the other side ----
+
+    fn send_again_if_stalled(&mut self) -> Result<()> {
+        let Some(other) = &self.other else { return Ok(()) };
+        let is_mine = other.status.known_stream == self.sender.stream();
+        let received = if is_mine { other.status.received } else { 0 };
+        let is_stalled = !self.sender.is_drained()
+            && received + 1 < self.sender.next()
+            && self.received_at.elapsed() >= AGAIN_AFTER
+            && self.is_connected();
+        if is_stalled { self.send_again(received) } else { Ok(()) }
+    }
+
+    fn send_again(&mut self, received: u64) -> Result<()> {
+        self.received_at = Instant::now();
+        for frame in self.sender.again(received) {
+            self.outlet.put(&self.settings.node, frame)?;
+            self.counts.again.inc();
+        }
+        Ok(())
+    }
+
+    fn status(&self, again: bool) -> Status {
+        let queued = self.attached.as_ref().is_some_and(|attached| attached.link.has_message());
+        Status {
+            instance: self.instance,
+            stream: self.sender.stream(),
+            oldest: self.sender.oldest(),
+            next: self.sender.next(),
+            known_stream: self.receiver.stream(),
+            delivered: self.receiver.delivered(),
+            received: self.receiver.received(),
+            limit: self.receiver.limit(),
+            again,
+            peers: if self.stopping.is_some() { 0 } else { self.peers },
+            is_drained: self.sender.is_drained() && !queued,
+            shape: self.shape.clone(),
+        }
+    }
+
+    fn tell_if_changed(&mut self) -> Result<()> {
+        let Some((at, told)) = &self.told else { return self.tell() };
+        let quarter = (self.receiver.limit() - self.receiver.delivered()) / 4;
+        let is_due = self.must_tell
+            || self.receiver.delivered() > told.delivered + quarter
+            || at.elapsed() >= self.settings.peer_timeout / 5
+            || (at.elapsed() >= TELL_AFTER && self.has_changed(told));
+        if is_due { self.tell() } else { Ok(()) }
+    }
+
+    /// Whether there is news. `next` is none: the messages tell it themselves.
+    fn has_changed(&self, told: &Status) -> bool {
+        let now = self.status(false);
+        now != Status { next: now.next, oldest: now.oldest, again: false, ..told.clone() }
+    }
+
+    fn tell(&mut self) -> Result<()> {
+        let asks = std::mem::take(&mut self.asks);
+        let status = self.status(asks);
+        self.must_tell = false;
+        self.outlet.put(&self.settings.node, &status.encode())?;
+        self.told = Some((Instant::now(), status));
+        Ok(())
+    }
+
+    fn wait(&self) {
+        let mut timeout = if self.attached.is_some() { self.settings.peer_timeout / 5 } else { LOOK_EVERY };
+        if let Some((at, told)) = &self.told {
+            let next = if self.has_changed(told) { TELL_AFTER } else { self.settings.peer_timeout / 5 };
+            timeout = timeout.min(next.saturating_sub(at.elapsed()));
+        }
+        if !self.sender.is_drained() || self.stopping.is_some() {
+            timeout = timeout.min(AGAIN_AFTER / 2);
+        }
+        if self.blocked.is_some() {
+            timeout = timeout.min(ROOM_EVERY);
+        }
+        let Some(attached) = &self.attached else { return self.inbox.wait(timeout) };
+        if !attached.has_notification {
+            if !attached.link.has_message() || !self.sender.has_room() {
+                self.inbox.wait(timeout.min(ROOM_EVERY));
+            }
+            return;
+        }
+        let may_take = self.sender.has_room() && self.stopping.is_none();
+        let is_posted = || {
+            let is_posted = attached.link.wait_tti(Some(Duration::ZERO)).unwrap_or(false);
+            self.posted.set(self.posted.get() + u32::from(is_posted));
+            is_posted
+        };
+        let ready = || {
+            !self.inbox.is_empty()
+                || (may_take && attached.link.has_message())
+                || attached.link.has_event()
+                || is_posted()
+        };
+        let _ = attached.waiter.wait_until(Some(timeout), ready);
+    }
+}
+
+fn append(frame: &mut Vec<u8>, bytes: SharedBytes<'_>) {
+    let start = frame.len();
+    frame.resize(start + bytes.len(), 0);
+    bytes.copy_to(&mut frame[start..]);
+}
+
+fn head(kind: ItemKind) -> ItemHead {
+    ItemHead {
+        stream: 0,
+        number: 0,
+        oldest: 0,
+        kind,
+        msg_id: 0,
+        cell_id: 0,
+        pool: None,
+        msg_len: 0,
+        data_len: 0,
+    }
+}
+
+/// Messages of a link of this shape that may wait in the receiving bridge.
+fn window(config: &LinkConfig) -> u64 {
+    u64::from(config.ring_len).clamp(1, WINDOW_MAX)
+}
+
+fn lacks_room(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Exhausted { .. } | ErrorKind::Full { .. } | ErrorKind::InlineExhausted { .. }
+    )
+}
+
+/// Sends a message on the link, and writes down when it is sent.
+fn send(
+    link: &Link,
+    journal: &Journal,
+    number: u64,
+    head: ItemHead,
+    msg: &[u8],
+    data: &[u8],
+) -> Result<(), Error> {
+    let sent = match head.kind {
+        ItemKind::Post => {
+            journal.delivering(number);
+            link.post()
+        }
+        ItemKind::Inline => {
+            journal.delivering(number);
+            link.send_inline(head.msg_id, head.cell_id, msg)
+        }
+        ItemKind::Pooled => {
+            let mut loan = match head.pool {
+                None => link.loan()?,
+                Some(pool) => link.loan_with(pool)?,
+            };
+            loan.resize_msg(msg.len())?.copy_from_slice(msg);
+            if head.pool.is_some() {
+                loan.resize_data(data.len())?.copy_from_slice(data);
+            }
+            let loan = loan.with_msg_id(head.msg_id).with_cell_id(head.cell_id);
+            journal.delivering(number);
+            loan.send().map_err(Error::from)
+        }
+    };
+    if sent.is_err() {
+        journal.not_delivered(number);
+    }
+    sent
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    std::io::Read::read_exact(
+        &mut std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?,
+        &mut bytes,
+    )?;
+    // 0 means that there is none.
+    Ok(u64::from_ne_bytes(bytes) | 1)
+}

@@ -1,0 +1,487 @@
+//! One direction of a link: its sender and its receiver, without the link and without a network.
+//!
+//! Every message has a number. The sender keeps an encoded copy until the other side has passed the message to its link, and sends it
+//! again if it did not arrive. The receiver passes the numbers on in order, each once. A number that the sender can no longer send is
+//! lost; the receiver counts it, and continues.
+//!
+//! Memory is bounded: the sender keeps at most what the receiver's limit allows, and [`MAX_BYTES`]. The receiver takes no more.
+
+use std::collections::VecDeque;
+
+use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, set_oldest};
+
+/// Bytes that one direction keeps at most, unless a single message is larger.
+pub const MAX_BYTES: usize = 32 << 20;
+
+/// The sending half.
+#[derive(Debug)]
+pub struct Sender {
+    stream: u64,
+    /// The number of the next message.
+    next: u64,
+    /// Numbers below this may be sent.
+    limit: u64,
+    /// Copies of the messages from `oldest` on.
+    kept: VecDeque<Vec<u8>>,
+    kept_bytes: usize,
+    /// The number of the first copy.
+    oldest: u64,
+    /// Buffers of messages that were delivered, for the next ones.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Sender {
+    /// Continues a stream after the last number that was taken.
+    #[must_use]
+    pub fn new(stream: u64, taken: u64) -> Self {
+        let next = taken + 1;
+        let (kept, spare) = (VecDeque::new(), Vec::new());
+        Self { stream, next, limit: 0, kept, kept_bytes: 0, oldest: next, spare }
+    }
+
+    /// The number of the stream.
+    #[must_use]
+    pub fn stream(&self) -> u64 {
+        self.stream
+    }
+
+    /// The number of the next message.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The lowest number that can be sent again; [`next`](Self::next) if there is none.
+    #[must_use]
+    pub fn oldest(&self) -> u64 {
+        self.oldest
+    }
+
+    /// Whether another message may be taken.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.next < self.limit && (self.kept.is_empty() || self.kept_bytes < MAX_BYTES)
+    }
+
+    /// Leaves out numbers, of messages that the link has lost.
+    pub fn skip(&mut self, lost: u64) {
+        if lost > 0 && self.kept.is_empty() {
+            self.oldest += lost;
+            self.next += lost;
+        }
+    }
+
+    /// Adds a message and returns its frame. `head` gets its numbers, and `parts` appends the bytes of its parts.
+    pub fn add(&mut self, head: ItemHead, parts: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
+        let mut frame = self.spare.pop().unwrap_or_default();
+        frame.clear();
+        let head = ItemHead { stream: self.stream, number: self.next, oldest: self.oldest, ..head };
+        head.encode(&mut frame);
+        parts(&mut frame);
+        self.kept_bytes += frame.len();
+        self.kept.push_back(frame);
+        self.next += 1;
+        self.kept.back().expect("it was pushed")
+    }
+
+    /// The receiver has delivered everything up to `delivered`, and takes numbers below `limit`.
+    pub fn acknowledge(&mut self, known_stream: u64, delivered: u64, limit: u64) {
+        if known_stream != self.stream {
+            // It does not know this stream yet. It learns the number to begin with from the first frame.
+            self.limit = self.oldest.saturating_add(limit.saturating_sub(delivered).saturating_sub(1));
+            return;
+        }
+        self.limit = limit;
+        while self.oldest <= delivered
+            && let Some(frame) = self.kept.pop_front()
+        {
+            self.oldest += 1;
+            self.kept_bytes -= frame.len();
+            // A few small ones: large ones go back to the allocator.
+            if self.spare.len() < 64 && frame.capacity() <= 64 << 10 {
+                self.spare.push(frame);
+            }
+        }
+    }
+
+    /// The frames after the number `received`, to be sent again.
+    pub fn again(&mut self, received: u64) -> impl Iterator<Item = &[u8]> {
+        let (oldest, limit) = (self.oldest, self.limit);
+        let numbered = self.kept.iter_mut().zip(oldest..limit);
+        numbered.filter(move |(_, number)| *number > received).map(move |(frame, _)| {
+            set_oldest(frame, oldest);
+            &frame[..]
+        })
+    }
+
+    /// Whether everything was delivered.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.kept.is_empty()
+    }
+}
+
+/// A message that was received and not delivered yet.
+#[derive(Debug)]
+pub struct Received {
+    /// Its head.
+    pub head: ItemHead,
+    parts: Vec<u8>,
+    /// Whether it is a post that was passed on before its turn.
+    pub is_done: bool,
+}
+
+impl Received {
+    /// The MSG part.
+    #[must_use]
+    pub fn msg(&self) -> &[u8] {
+        &self.parts[..self.head.msg_len as usize]
+    }
+
+    /// The DATA part.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.parts[self.head.msg_len as usize..]
+    }
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Arrival {
+    /// It is the next one, after `lost` which can no longer come.
+    Next {
+        /// Messages that are lost.
+        lost: u64,
+    },
+    /// It was received before.
+    Old,
+    /// Others before it are missing, and can be sent again.
+    Early,
+    /// It is beyond the limit.
+    Beyond,
+}
+
+/// The receiving half.
+#[derive(Debug)]
+pub struct Receiver {
+    stream: u64,
+    /// The last number that was passed to the link.
+    delivered: u64,
+    waiting: VecDeque<Received>,
+    waiting_bytes: usize,
+    /// Messages that may wait here.
+    window: u64,
+}
+
+impl Receiver {
+    /// Continues the stream after the last number that was delivered.
+    #[must_use]
+    pub fn new(stream: u64, delivered: u64, window: u64) -> Self {
+        Self { stream, delivered, waiting: VecDeque::new(), waiting_bytes: 0, window }
+    }
+
+    /// The stream that is received; 0: none yet.
+    #[must_use]
+    pub fn stream(&self) -> u64 {
+        self.stream
+    }
+
+    /// The last number that was delivered.
+    #[must_use]
+    pub fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// The last number that was received.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.delivered + self.waiting.len() as u64
+    }
+
+    /// The sender may send numbers below this.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.delivered + 1 + self.window
+    }
+
+    /// Messages of the link's shape may wait here.
+    pub fn set_window(&mut self, window: u64) {
+        self.window = window.max(1);
+    }
+
+    /// Takes a frame. A new stream begins with its oldest number.
+    pub fn accept(&mut self, head: ItemHead, parts: &[u8]) -> Arrival {
+        if head.stream != self.stream {
+            if !self.waiting.is_empty() {
+                // What was received of the old stream is delivered first; the sender sends this one again.
+                return Arrival::Early;
+            }
+            (self.stream, self.delivered) = (head.stream, head.oldest - 1);
+        }
+        let expected = self.received() + 1;
+        if head.number < expected {
+            return Arrival::Old;
+        }
+        if head.number >= self.limit() {
+            return Arrival::Beyond;
+        }
+        // What the sender still has will come. The rest never will.
+        let lost = head.oldest.saturating_sub(expected);
+        if head.number > expected + lost {
+            return Arrival::Early;
+        }
+        if lost > 0 && !self.waiting.is_empty() {
+            // The numbers of what waits count on without a gap, so it is delivered first.
+            return Arrival::Early;
+        }
+        if self.waiting_bytes > 0 && self.waiting_bytes + parts.len() > MAX_BYTES + ITEM_HEAD_BYTES {
+            return Arrival::Beyond;
+        }
+        self.delivered += lost;
+        self.waiting_bytes += parts.len();
+        self.waiting.push_back(Received { head, parts: parts.to_vec(), is_done: false });
+        Arrival::Next { lost }
+    }
+
+    /// Numbers below `oldest` will never come. Returns how many are lost.
+    pub fn give_up_before(&mut self, stream: u64, oldest: u64) -> u64 {
+        if stream != self.stream || !self.waiting.is_empty() {
+            return 0;
+        }
+        let lost = oldest.saturating_sub(self.delivered + 1);
+        self.delivered += lost;
+        lost
+    }
+
+    /// The oldest message that was not delivered yet.
+    #[must_use]
+    pub fn front(&self) -> Option<&Received> {
+        self.waiting.front()
+    }
+
+    /// The oldest post that was not passed on yet. It counts as passed on from now.
+    pub fn take_post(&mut self) -> bool {
+        let is_post = |received: &&mut Received| received.head.kind == ItemKind::Post && !received.is_done;
+        let post = self.waiting.iter_mut().find(is_post);
+        post.map(|post| post.is_done = true).is_some()
+    }
+
+    /// The oldest message was delivered.
+    pub fn pop(&mut self) {
+        if let Some(received) = self.waiting.pop_front() {
+            self.delivered += 1;
+            self.waiting_bytes -= received.parts.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::frame::Frame;
+
+    fn head() -> ItemHead {
+        ItemHead {
+            stream: 0,
+            number: 0,
+            oldest: 0,
+            kind: ItemKind::Inline,
+            msg_id: 0,
+            cell_id: 0,
+            pool: None,
+            msg_len: 8,
+            data_len: 0,
+        }
+    }
+
+    /// A sender, a receiver, frames on their way, and what came out.
+    struct Line {
+        sender: Sender,
+        receiver: Receiver,
+        way: Vec<Vec<u8>>,
+        out: Vec<u64>,
+        lost: u64,
+        made: u64,
+        /// Messages that died with a sender.
+        dropped: BTreeMap<u64, ()>,
+    }
+
+    impl Line {
+        fn new(window: u64) -> Self {
+            Self {
+                sender: Sender::new(7, 0),
+                receiver: Receiver::new(0, 0, window),
+                way: Vec::new(),
+                out: Vec::new(),
+                lost: 0,
+                made: 0,
+                dropped: BTreeMap::new(),
+            }
+        }
+
+        fn make(&mut self) {
+            if self.sender.has_room() {
+                self.made += 1;
+                let bytes = self.made.to_le_bytes();
+                let frame = self.sender.add(head(), |frame| frame.extend_from_slice(&bytes)).to_vec();
+                self.way.push(frame);
+            }
+        }
+
+        fn arrive(&mut self, at: usize, stays: bool) {
+            if self.way.is_empty() {
+                return;
+            }
+            let at = at % self.way.len();
+            let frame = if stays { self.way[at].clone() } else { self.way.remove(at) };
+            let Ok(Frame::Item(head, parts)) = Frame::decode(&frame) else { panic!("it is damaged") };
+            if let Arrival::Next { lost } = self.receiver.accept(head, parts) {
+                self.lost += lost;
+            }
+        }
+
+        fn deliver(&mut self) {
+            if let Some(received) = self.receiver.front() {
+                self.out.push(u64::from_le_bytes(received.msg().try_into().unwrap()));
+                self.receiver.pop();
+            }
+        }
+
+        fn acknowledge(&mut self) {
+            let receiver = &self.receiver;
+            self.sender.acknowledge(receiver.stream(), receiver.delivered(), receiver.limit());
+        }
+
+        fn again(&mut self) {
+            let known = self.receiver.stream() == self.sender.stream();
+            let received = if known { self.receiver.received() } else { 0 };
+            self.way.extend(self.sender.again(received).map(<[u8]>::to_vec));
+        }
+
+        /// The sender is killed: what it kept is gone, and its journal has the last number.
+        fn kill_sender(&mut self) {
+            let taken = self.sender.next() - 1;
+            for number in self.sender.oldest()..=taken {
+                self.dropped.insert(number, ());
+            }
+            self.sender = Sender::new(self.sender.stream(), taken);
+        }
+
+        /// The receiver is killed: its journal has the last number that was delivered.
+        fn kill_receiver(&mut self, window: u64) {
+            self.receiver = Receiver::new(self.receiver.stream(), self.receiver.delivered(), window);
+        }
+
+        /// Everything that can still arrive does.
+        fn finish(&mut self) {
+            for _ in 0..4 * WINDOW {
+                self.acknowledge();
+                self.again();
+                for _ in 0..self.way.len() {
+                    self.arrive(0, false);
+                }
+                while self.receiver.front().is_some() {
+                    self.deliver();
+                }
+            }
+            let (stream, oldest) = (self.sender.stream(), self.sender.oldest());
+            self.lost += self.receiver.give_up_before(stream, oldest);
+        }
+    }
+
+    const WINDOW: u64 = 5;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Make,
+        Arrive(usize),
+        Double(usize),
+        Lose(usize),
+        Deliver,
+        Acknowledge,
+        Again,
+        KillSender,
+        KillReceiver,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => Just(Step::Make),
+            6 => (0_usize..8).prop_map(Step::Arrive),
+            1 => (0_usize..8).prop_map(Step::Double),
+            1 => (0_usize..8).prop_map(Step::Lose),
+            6 => Just(Step::Deliver),
+            3 => Just(Step::Acknowledge),
+            1 => Just(Step::Again),
+            1 => Just(Step::KillSender),
+            1 => Just(Step::KillReceiver),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn messages_arrive_once_in_order_or_are_counted(steps in proptest::collection::vec(step(), 0..120)) {
+            let mut line = Line::new(WINDOW);
+            // The first message is known before anything is killed, as the receiver's stream begins with it.
+            line.acknowledge();
+            line.make();
+            line.arrive(0, false);
+            for step in steps {
+                match step {
+                    Step::Make => line.make(),
+                    Step::Arrive(at) => line.arrive(at, false),
+                    Step::Double(at) => line.arrive(at, true),
+                    Step::Lose(at) if !line.way.is_empty() => {
+                        let at = at % line.way.len();
+                        line.way.remove(at);
+                    }
+                    Step::Lose(_) => {}
+                    Step::Deliver => line.deliver(),
+                    Step::Acknowledge => line.acknowledge(),
+                    Step::Again => line.again(),
+                    Step::KillSender => line.kill_sender(),
+                    Step::KillReceiver => line.kill_receiver(WINDOW),
+                }
+                prop_assert!(line.receiver.received() < line.receiver.limit());
+            }
+            line.finish();
+            prop_assert!(line.out.is_sorted_by(|a, b| a < b), "doubled or out of order: {:?}", line.out);
+            prop_assert_eq!(line.out.len() as u64 + line.lost, line.made, "{:?}", line.out);
+            for number in 1..=line.made {
+                let arrived = line.out.binary_search(&number).is_ok();
+                prop_assert!(arrived || line.dropped.contains_key(&number), "{} is lost though its sender lives", number);
+            }
+        }
+    }
+
+    #[test]
+    fn sender_keeps_what_the_limits_allow() {
+        let mut sender = Sender::new(1, 0);
+        assert!(!sender.has_room(), "nothing is allowed yet");
+        sender.acknowledge(0, 0, 1_000_000);
+        let megabyte = vec![0; 1 << 20];
+        let mut sent = 0;
+        while sender.has_room() {
+            sender.add(ItemHead { msg_len: 1 << 20, ..head() }, |frame| frame.extend_from_slice(&megabyte));
+            sent += 1;
+        }
+        assert_eq!(sent, MAX_BYTES >> 20);
+    }
+
+    #[test]
+    fn frames_beyond_the_limit_are_refused() {
+        let mut receiver = Receiver::new(0, 0, 2);
+        let item = |number| ItemHead { stream: 3, number, oldest: 1, msg_len: 0, ..head() };
+        assert_eq!(receiver.accept(item(1), b""), Arrival::Next { lost: 0 });
+        assert_eq!(receiver.accept(item(2), b""), Arrival::Next { lost: 0 });
+        assert_eq!(receiver.accept(item(3), b""), Arrival::Beyond);
+        assert_eq!(receiver.accept(item(1), b""), Arrival::Old);
+        receiver.pop();
+        assert_eq!(receiver.accept(item(3), b""), Arrival::Next { lost: 0 });
+    }
+}

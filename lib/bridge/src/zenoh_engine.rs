@@ -1,0 +1,151 @@
+//! [Zenoh](https://zenoh.io) as the engine.
+//!
+//! The frames of a link go to `shmesh/<group>/<link>/home/<node>` and `shmesh/<group>/<link>/far/<node>`. Nothing is found by
+//! multicast or told on by gossip: bridges connect to the addresses that they were given.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result, anyhow};
+use zenoh::pubsub::{Publisher, Subscriber};
+use zenoh::qos::CongestionControl;
+use zenoh::{Session, Wait};
+
+use crate::engine::{Engine, OnFrame, Outlet};
+
+/// Where a bridge listens and connects, and with which certificates.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Addresses to listen on, as `tcp/0.0.0.0:7447`.
+    pub listen: Vec<String>,
+    /// Addresses to connect to, again and again until it succeeds.
+    pub connect: Vec<String>,
+    /// Bridges of different groups do not hear of each other's links; in a cluster, its name and the namespace.
+    pub group: String,
+    /// Certificates for addresses that start with `tls/` or `quic/`.
+    pub certificates: Option<Certificates>,
+}
+
+/// Files with certificates, in PEM.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    /// Of the authority that has signed those of the other bridges.
+    pub authority: PathBuf,
+    /// Of this bridge.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// A session with the other bridges.
+#[derive(Debug)]
+pub struct ZenohEngine {
+    session: Session,
+    group: String,
+}
+
+impl ZenohEngine {
+    /// Listens and connects. Returns before a connection is made.
+    ///
+    /// # Errors
+    /// An address or a certificate cannot be used.
+    pub fn open(place: &Place) -> Result<Self> {
+        let mut config = zenoh::Config::default();
+        let mut set = |key: &str, value: String| {
+            config.insert_json5(key, &value).map_err(|error| anyhow!("{key}: {error}"))
+        };
+        let list = |addresses: &[String]| format!("{addresses:?}");
+        set("mode", "\"peer\"".into())?;
+        set("listen/endpoints", list(&place.listen))?;
+        set("connect/endpoints", list(&place.connect))?;
+        // The other bridge may start later, and again.
+        set("connect/timeout_ms", "-1".into())?;
+        set("connect/exit_on_failure", "false".into())?;
+        set("connect/retry", "{period_init_ms: 100, period_max_ms: 2000, period_increase_factor: 2}".into())?;
+        set("scouting/multicast/enabled", "false".into())?;
+        set("scouting/gossip/enabled", "false".into())?;
+        if let Some(certificates) = &place.certificates {
+            let text = |path: &PathBuf| format!("{:?}", path.display().to_string());
+            set("transport/link/tls/root_ca_certificate", text(&certificates.authority))?;
+            set("transport/link/tls/listen_certificate", text(&certificates.certificate))?;
+            set("transport/link/tls/listen_private_key", text(&certificates.key))?;
+            set("transport/link/tls/connect_certificate", text(&certificates.certificate))?;
+            set("transport/link/tls/connect_private_key", text(&certificates.key))?;
+            set("transport/link/tls/enable_mtls", "true".into())?;
+        }
+        let session = zenoh::open(config).wait().map_err(|error| anyhow!("{error}"));
+        let session = session.with_context(|| {
+            format!("cannot listen on {:?} and connect to {:?}", place.listen, place.connect)
+        })?;
+        Ok(Self { session, group: place.group.clone() })
+    }
+
+    fn open_end(
+        &self,
+        link: &str,
+        hear: &str,
+        tell: &'static str,
+        on_frame: OnFrame,
+    ) -> Result<Box<dyn Outlet>> {
+        let prefix = format!("shmesh/{}/{link}", self.group);
+        let key = format!("{prefix}/{hear}");
+        let subscriber = self
+            .session
+            .declare_subscriber(&key)
+            .callback(move |sample| {
+                let node = sample.key_expr().as_str().rsplit('/').next().unwrap_or_default();
+                on_frame(node, sample.payload().to_bytes().into_owned());
+            })
+            .wait()
+            .map_err(|error| anyhow!("cannot receive {key}: {error}"))?;
+        Ok(Box::new(ZenohOutlet {
+            session: self.session.clone(),
+            prefix: format!("{prefix}/{tell}"),
+            publishers: Mutex::default(),
+            _subscriber: subscriber,
+        }))
+    }
+}
+
+impl Engine for ZenohEngine {
+    fn open_home(&self, link: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
+        self.open_end(link, "home/*", "far", on_frame)
+    }
+
+    fn open_far(&self, link: &str, node: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
+        self.open_end(link, &format!("far/{node}"), "home", on_frame)
+    }
+}
+
+struct ZenohOutlet {
+    session: Session,
+    prefix: String,
+    publishers: Mutex<HashMap<String, Publisher<'static>>>,
+    _subscriber: Subscriber<()>,
+}
+
+impl fmt::Debug for ZenohOutlet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZenohOutlet").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+impl Outlet for ZenohOutlet {
+    fn put(&self, node: &str, frame: &[u8]) -> Result<()> {
+        let mut publishers = self.publishers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !publishers.contains_key(node) {
+            let key = format!("{}/{node}", self.prefix);
+            // Express: a frame is sent at once, and does not wait for others to fill a batch.
+            let publisher = self.session.declare_publisher(key.clone());
+            let publisher = publisher
+                .congestion_control(CongestionControl::Block)
+                .express(true)
+                .wait()
+                .map_err(|error| anyhow!("cannot send {key}: {error}"))?;
+            publishers.insert(node.to_owned(), publisher);
+        }
+        publishers[node].put(frame).wait().map_err(|error| anyhow!("{error}"))
+    }
+}

@@ -1,0 +1,6 @@
+//! Tests of the bridge with real links: in one process with an engine that loses frames, and with processes and Zenoh.
+
+#[path = "suite/carried.rs"]
+mod carried;
+#[path = "suite/processes.rs"]
+mod processes;

@@ -1,0 +1,351 @@
+//! Two bridges in one process, and an engine that loses, doubles and reorders frames, or lets none through.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
+use shmesh::{Link, LinkOptions, PeerEvent, Side};
+use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
+use shmesh_bridge::engine::{Fate, MemoryEngine};
+use shmesh_bridge::session::End;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PEER_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// Two machines: an IPC directory each.
+struct Machines {
+    home: TempDir,
+    far: TempDir,
+    engine: MemoryEngine,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Machines {
+    /// Of `one_in` frames one is lost, one doubled and one late; 0: none.
+    fn new(one_in: u64) -> Self {
+        let (is_cut, count) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0));
+        let cut = Arc::clone(&is_cut);
+        let engine = MemoryEngine::new(move || {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            if cut.load(Ordering::Acquire) {
+                return Fate::Lost;
+            }
+            // Scattered, or the same frame could be lost each time that it is sent again.
+            let scattered = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+            match scattered.checked_rem(one_in) {
+                Some(3) => Fate::Lost,
+                Some(5) => Fate::Twice,
+                Some(7) => Fate::Late,
+                _ => Fate::Arrives,
+            }
+        });
+        let dir = || tempfile::tempdir_in("/dev/shm").unwrap();
+        Self { home: dir(), far: dir(), engine, is_cut }
+    }
+
+    fn bridge(&self, end: End, dir: &Path, node: &str) -> Bridge {
+        let config = BridgeConfig {
+            end,
+            dir: dir.to_path_buf(),
+            links: vec!["fronthaul".parse().unwrap()],
+            node: node.to_owned(),
+            peer_timeout: PEER_TIMEOUT,
+        };
+        Bridge::start(&config, &self.engine, &Metrics::default()).unwrap()
+    }
+
+    fn bridges(&self) -> [Bridge; 2] {
+        [self.bridge(End::Home, self.home.path(), ""), self.bridge(End::Far, self.far.path(), "edge")]
+    }
+
+    fn create(&self, config: &LinkConfig) -> Link {
+        LinkOptions::new().dir(self.home.path()).create(config).unwrap()
+    }
+
+    fn attach(&self) -> Link {
+        let options = LinkOptions::new().dir(self.far.path()).timeout(PATIENCE);
+        options.attach("fronthaul", Side::Secondary).unwrap()
+    }
+}
+
+fn config(mode: RingMode) -> LinkConfig {
+    let mut config = LinkConfig::new("fronthaul".parse().unwrap());
+    config.ring_mode = mode;
+    config.ring_len = 64;
+    config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 128 };
+    config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 65_536, pool_len: 64 };
+    config
+}
+
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn wait_for_peer(link: &Link) {
+    let me = link.side();
+    wait_for("a peer attaches", || link.participants().any(|peer| peer.word.side() != me));
+}
+
+/// Sends message `number` in one of three forms.
+fn send(link: &Link, number: u32) {
+    let start = Instant::now();
+    loop {
+        let sent = match number % 3 {
+            0 => link.send_inline(i32::try_from(number).unwrap(), 5, &number.to_le_bytes()),
+            form => (|| {
+                let mut loan = if form == 1 { link.loan()? } else { link.loan_with(PoolId::CpuData)? };
+                loan.resize_msg(200)?.fill(number.to_le_bytes()[0]);
+                if form == 2 {
+                    loan.resize_data(10_000)?.fill(number.to_le_bytes()[0]);
+                }
+                loan.with_msg_id(i32::try_from(number).unwrap()).with_cell_id(5).send().map_err(Into::into)
+            })(),
+        };
+        match sent {
+            Ok(()) => break,
+            Err(error) if error.is_retryable() => {
+                assert!(start.elapsed() < PATIENCE, "{error}");
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    link.notify().unwrap();
+}
+
+/// Receives the next message and checks that it is `number`, in the form in which it was sent.
+fn receive(link: &Link, number: u32) {
+    let start = Instant::now();
+    let message = loop {
+        if let Some(message) = link.receive().unwrap() {
+            break message;
+        }
+        assert!(start.elapsed() < PATIENCE, "message {number} did not come");
+        link.wait(Some(Duration::from_millis(100))).unwrap();
+    };
+    assert_eq!((message.msg_id(), message.cell_id()), (i32::try_from(number).unwrap(), 5));
+    let byte = number.to_le_bytes()[0];
+    match number % 3 {
+        0 => assert_eq!((message.is_inline(), message.msg()), (true, &number.to_le_bytes()[..])),
+        1 => assert_eq!((message.msg(), message.data_pool()), (&[byte; 200][..], None)),
+        _ => {
+            assert_eq!((message.msg(), message.data_pool()), (&[byte; 200][..], Some(PoolId::CpuData)));
+            assert_eq!(message.data(), [byte; 10_000]);
+        }
+    }
+}
+
+fn both_directions(mode: RingMode, one_in: u64, count: u32) {
+    let machines = Machines::new(one_in);
+    let phy = machines.create(&config(mode));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    let home = std::thread::spawn(move || {
+        let answer = phy.try_clone().unwrap();
+        let sender = std::thread::spawn(move || (0..count).for_each(|number| send(&phy, number)));
+        (0..count).for_each(|number| receive(&answer, number));
+        sender.join().unwrap();
+    });
+    let answer = mac.try_clone();
+    // A reader of a broadcast link is a handle; the clone only sends.
+    let sender = std::thread::spawn(move || {
+        let mac = answer.unwrap();
+        (0..count).for_each(|number| {
+            send(&mac, number);
+            while mode == RingMode::Broadcast && mac.receive().unwrap().is_some() {}
+        });
+    });
+    (0..count).for_each(|number| receive(&mac, number));
+    sender.join().unwrap();
+    home.join().unwrap();
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn messages_of_all_forms_cross_both_ways() {
+    both_directions(RingMode::Mpmc, 0, 3000);
+    both_directions(RingMode::Spsc, 0, 3000);
+}
+
+#[test]
+fn lost_doubled_and_late_frames_are_not_noticed() {
+    both_directions(RingMode::Mpmc, 10, 900);
+    both_directions(RingMode::Spsc, 17, 900);
+}
+
+#[test]
+fn broadcast_reaches_the_readers_of_two_far_nodes() {
+    let machines = Machines::new(0);
+    let mut config = config(RingMode::Broadcast);
+    config.broadcast.slow = SlowReaders::Wait;
+    let writer = machines.create(&config);
+    let (home, far) = machines.bridges().into();
+    let second_dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let second_far = machines.bridge(End::Far, second_dir.path(), "edge2");
+    let readers = [machines.attach(), machines.attach(), {
+        let options = LinkOptions::new().dir(second_dir.path()).timeout(PATIENCE);
+        options.attach("fronthaul", Side::Secondary).unwrap()
+    }];
+    assert!(writer.wait_for_readers(2, Some(PATIENCE)).unwrap(), "a bridge for each far node");
+    let readers = readers
+        .map(|reader| std::thread::spawn(move || (0..500).for_each(|number| receive(&reader, number))));
+    (0..500).for_each(|number| send(&writer, number));
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    [home, far, second_far].into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn posts_come_after_what_was_sent_before_them() {
+    let machines = Machines::new(9);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    for slot in 0..50_u32 {
+        for number in 0..3 {
+            send(&phy, 3 * slot + number);
+        }
+        phy.post().unwrap();
+    }
+    for slot in 0..50_u32 {
+        assert!(mac.wait_tti(Some(PATIENCE)).unwrap(), "slot {slot}");
+        for number in 0..3 {
+            let message = mac.receive().unwrap().expect("it was sent before the post");
+            assert_eq!(message.msg_id(), i32::try_from(3 * slot + number).unwrap());
+        }
+    }
+    assert!(!mac.wait_tti(Some(Duration::from_millis(50))).unwrap(), "no post is doubled");
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn slow_receiver_stops_the_sender() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    // Until the rings of both machines and the bridge's window are full, and stay so.
+    let (mut sent, mut full_since) = (0_u32, Instant::now());
+    while full_since.elapsed() < Duration::from_millis(700) {
+        if phy.send_inline(i32::try_from(3 * sent).unwrap(), 5, &(3 * sent).to_le_bytes()).is_ok() {
+            (sent, full_since) = (sent + 1, Instant::now());
+            phy.notify().unwrap();
+            assert!(sent < 1000, "nothing stops the sender");
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(sent >= 128, "two rings of 64 hold more than {sent}");
+    (0..sent).for_each(|number| receive(&mac, 3 * number));
+    assert!(mac.receive().unwrap().is_none());
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+fn has_left(link: &Link) -> bool {
+    std::iter::from_fn(|| link.next_event())
+        .any(|event| matches!(event, PeerEvent::Detached(_) | PeerEvent::Died(_)))
+}
+
+#[test]
+fn partition_takes_the_peers_away_and_heals() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    (0..10).for_each(|number| send(&phy, number));
+    (0..10).for_each(|number| receive(&mac, number));
+    machines.is_cut.store(true, Ordering::Release);
+    (10..20).for_each(|number| send(&phy, number));
+    wait_for("the far program hears that its peer is gone", || has_left(&mac));
+    wait_for("the home program hears that its peer is gone", || has_left(&phy));
+    machines.is_cut.store(false, Ordering::Release);
+    wait_for_peer(&phy);
+    wait_for_peer(&mac);
+    (10..20).for_each(|number| receive(&mac, number));
+    (20..30).for_each(|number| send(&phy, number));
+    (20..30).for_each(|number| receive(&mac, number));
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn program_that_ends_is_gone_for_the_other_side() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    (0..10).for_each(|number| send(&mac, number));
+    drop(mac);
+    wait_for("the home program hears of it", || has_left(&phy));
+    (0..10).for_each(|number| receive(&phy, number));
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    drop(phy);
+    wait_for("the far program hears of it", || has_left(&mac));
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn bridge_that_stops_loses_nothing() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let [mut home, mut far] = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    let sender = std::thread::spawn(move || {
+        (0..2000).for_each(|number| send(&phy, number));
+        phy
+    });
+    for number in 0..2000 {
+        receive(&mac, number);
+        if number % 500 == 250 {
+            home.stop();
+            home = machines.bridge(End::Home, machines.home.path(), "");
+        }
+        if number % 500 == 400 {
+            far.stop();
+            far = machines.bridge(End::Far, machines.far.path(), "edge");
+        }
+    }
+    sender.join().unwrap();
+    home.stop();
+    far.stop();
+}
+
+#[test]
+fn links_that_cannot_be_carried_make_no_replica() {
+    let machines = Machines::new(0);
+    let mut config = config(RingMode::Mpmc);
+    config.request_window = 4;
+    let _server = machines.create(&config);
+    let bridges = machines.bridges();
+    let options = LinkOptions::new().dir(machines.far.path()).timeout(Duration::from_secs(1));
+    assert!(options.attach("fronthaul", Side::Secondary).is_err());
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn bad_names_of_nodes_are_refused() {
+    let machines = Machines::new(0);
+    for node in ["", ".hidden", "a/b", "a*", &"a".repeat(64)] {
+        let config = BridgeConfig {
+            end: End::Far,
+            dir: machines.far.path().to_path_buf(),
+            links: vec!["fronthaul".parse().unwrap()],
+            node: node.to_owned(),
+            peer_timeout: PEER_TIMEOUT,
+        };
+        let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
+        assert!(error.to_string().contains(&format!("{node:?}")), "{error}");
+    }
+}
