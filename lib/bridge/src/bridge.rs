@@ -17,19 +17,19 @@ use tracing::error;
 
 use crate::engine::{Engine, Outlet};
 use crate::frame::Frame;
-use crate::session::{Counts, End, Inbox, Session, Settings};
+use crate::session::{BridgeCounts, BridgeEnd, FrameInbox, PeerSession, SessionSettings};
 
-type Labels = Vec<(&'static str, String)>;
+type SessionLabels = Vec<(&'static str, String)>;
 
 /// The metrics of all sessions, by link and far node.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    sent: Family<Labels, Counter>,
-    received: Family<Labels, Counter>,
-    lost: Family<Labels, Counter>,
-    again: Family<Labels, Counter>,
-    refused: Family<Labels, Counter>,
-    connected: Family<Labels, Gauge>,
+    sent: Family<SessionLabels, Counter>,
+    received: Family<SessionLabels, Counter>,
+    lost: Family<SessionLabels, Counter>,
+    again: Family<SessionLabels, Counter>,
+    refused: Family<SessionLabels, Counter>,
+    connected: Family<SessionLabels, Gauge>,
 }
 
 impl Metrics {
@@ -64,9 +64,9 @@ impl Metrics {
         registry.register("connected", "1 if the other node's bridge answers", self.connected.clone());
     }
 
-    fn of(&self, link: &LinkName, node: &str) -> Counts {
+    fn of(&self, link: &LinkName, node: &str) -> BridgeCounts {
         let labels = vec![("link", link.to_string()), ("node", node.to_owned())];
-        Counts {
+        BridgeCounts {
             sent: self.sent.get_or_create_owned(&labels),
             received: self.received.get_or_create_owned(&labels),
             lost: self.lost.get_or_create_owned(&labels),
@@ -77,14 +77,14 @@ impl Metrics {
     }
 }
 
-/// What a bridge does.
+/// The links of a bridge, and its part in carrying them.
 #[derive(Clone, Debug)]
 pub struct BridgeConfig {
     /// Whether the link is here, or its replica.
-    pub end: End,
-    /// The IPC directory.
+    pub end: BridgeEnd,
+    /// The IPC directory of its links.
     pub dir: PathBuf,
-    /// The links.
+    /// The names of its links.
     pub links: Vec<LinkName>,
     /// The name of this node. Only a far node needs one; no two may have the same.
     pub node: String,
@@ -101,16 +101,16 @@ pub struct Bridge {
 /// All sessions of a link.
 #[derive(Debug)]
 struct HomeOrFar {
-    template: Settings,
+    template: SessionSettings,
     metrics: Metrics,
     outlet: OnceLock<Arc<dyn Outlet>>,
     stop: Arc<AtomicBool>,
-    sessions: Mutex<HashMap<String, Running>>,
+    sessions: Mutex<HashMap<String, SessionThread>>,
 }
 
 #[derive(Debug)]
-struct Running {
-    inbox: Arc<Inbox>,
+struct SessionThread {
+    inbox: Arc<FrameInbox>,
     thread: JoinHandle<()>,
 }
 
@@ -122,7 +122,7 @@ impl Bridge {
     pub fn start(config: &BridgeConfig, engine: &dyn Engine, metrics: &Metrics) -> Result<Self> {
         let mut ends = Vec::new();
         for link in &config.links {
-            let template = Settings {
+            let template = SessionSettings {
                 end: config.end,
                 dir: config.dir.clone(),
                 link: link.clone(),
@@ -143,14 +143,14 @@ impl Bridge {
                 }
             });
             let outlet = match config.end {
-                End::Home => engine.open_home(link.as_str(), on_frame)?,
-                End::Far => {
+                BridgeEnd::Home => engine.open_home(link.as_str(), on_frame)?,
+                BridgeEnd::Far => {
                     check_node(&config.node)?;
                     engine.open_far(link.as_str(), &config.node, on_frame)?
                 }
             };
             let _ = end.outlet.set(Arc::from(outlet));
-            if config.end == End::Far {
+            if config.end == BridgeEnd::Far {
                 end.begin(&config.node)?;
             }
             ends.push(end);
@@ -181,7 +181,8 @@ impl HomeOrFar {
         if let Some(running) = sessions.get(node) {
             return running.inbox.push(frame);
         }
-        let is_new = self.template.end == End::Home && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
+        let is_new =
+            self.template.end == BridgeEnd::Home && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
         let count = sessions.len();
         drop(sessions);
         if !is_new || self.stop.load(Ordering::Acquire) {
@@ -197,16 +198,16 @@ impl HomeOrFar {
         }
     }
 
-    fn begin(self: &Arc<Self>, node: &str) -> Result<Arc<Inbox>> {
+    fn begin(self: &Arc<Self>, node: &str) -> Result<Arc<FrameInbox>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = sessions.get(node) {
             return Ok(Arc::clone(&running.inbox));
         }
-        let settings = Settings { node: node.to_owned(), ..self.template.clone() };
+        let settings = SessionSettings { node: node.to_owned(), ..self.template.clone() };
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(FrameInbox::default());
         let counts = self.metrics.of(&settings.link, node);
-        let mut session = Session::new(settings, outlet, Arc::clone(&inbox), counts)?;
+        let mut session = PeerSession::new(settings, outlet, Arc::clone(&inbox), counts)?;
         let (stop, name) = (Arc::clone(&self.stop), format!("{}:{node}", self.template.link));
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
             if let Err(error) = session.run(&stop) {
@@ -214,7 +215,7 @@ impl HomeOrFar {
             }
         });
         let thread = thread.context("cannot start a thread")?;
-        sessions.insert(node.to_owned(), Running { inbox: Arc::clone(&inbox), thread });
+        sessions.insert(node.to_owned(), SessionThread { inbox: Arc::clone(&inbox), thread });
         Ok(inbox)
     }
 }

@@ -1,4 +1,4 @@
-//! What carries frames between bridges.
+//! Carries frames between bridges: the interface, and an engine for tests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,26 +36,27 @@ pub trait Outlet: fmt::Debug + Send + Sync {
     fn put(&self, node: &str, frame: &[u8]) -> Result<()>;
 }
 
-/// What an engine for tests does to a frame.
+/// The way of a frame in an engine for tests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fate {
-    /// It arrives.
+    /// It arrives, once and in its turn.
     Arrives,
-    /// It is lost.
+    /// It is lost on the way.
     Lost,
-    /// It arrives twice.
+    /// It arrives twice in a row.
     Twice,
     /// It arrives after the next one.
     Late,
 }
 
+type LateFrame = (OnFrame, String, Vec<u8>);
 type Ends = HashMap<(String, String), OnFrame>;
 
 /// An engine within one process, for tests: it can lose, double and reorder frames.
 #[derive(Clone)]
 pub struct MemoryEngine {
     ends: Arc<Mutex<Ends>>,
-    late: Arc<Mutex<Option<(OnFrame, String, Vec<u8>)>>>,
+    late: Arc<Mutex<Option<LateFrame>>>,
     fate: Arc<dyn Fn() -> Fate + Send + Sync>,
 }
 

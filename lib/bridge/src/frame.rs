@@ -13,7 +13,7 @@ pub const ITEM_HEAD_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 1 + 4 + 4 + 1 + 4 + 4;
 const KIND_ITEM: u8 = 1;
 const KIND_STATUS: u8 = 2;
 
-/// What one direction of a link carries.
+/// The kinds of messages that one direction of a link carries.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ItemKind {
     /// A message whose sender had it travel in the ring.
@@ -33,11 +33,11 @@ pub struct ItemHead {
     pub number: u64,
     /// The lowest number that the sender can still send again.
     pub oldest: u64,
-    /// What it is.
+    /// The kind of the message.
     pub kind: ItemKind,
-    /// NVIPC's message id.
+    /// The message's id, as in NVIPC.
     pub msg_id: i32,
-    /// NVIPC's cell id.
+    /// The message's cell id, as in NVIPC.
     pub cell_id: i32,
     /// The pool of the DATA part, if it has one.
     pub pool: Option<PoolId>,
@@ -47,7 +47,7 @@ pub struct ItemHead {
     pub data_len: u32,
 }
 
-/// What a bridge says of itself, when it changes and from time to time.
+/// The state of a bridge, sent when it changes and from time to time.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Status {
     /// The number of this process of the bridge.
@@ -73,14 +73,14 @@ pub struct Status {
     /// Nothing is left to be sent.
     pub is_drained: bool,
     /// The shape of the link, from the side that has it.
-    pub shape: Option<LinkShape>,
+    pub shape: Option<WireShape>,
 }
 
 /// Rings and pools of a link, as they cross.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct LinkShape(pub LinkConfig);
+pub struct WireShape(pub LinkConfig);
 
-/// A frame.
+/// A frame that was read and checked.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Frame<'a> {
     /// A message or a post, with the bytes of its parts.
@@ -97,14 +97,14 @@ pub enum FrameError {
         "the other bridge has version {0} of the protocol, this one {VERSION}: use the same release at both ends"
     )]
     Version(u16),
-    /// It is damaged.
+    /// Its bytes are damaged.
     #[error("a frame is damaged: {0}")]
     Damaged(&'static str),
 }
 
-struct Reader<'a>(&'a [u8]);
+struct FrameReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FrameReader<'a> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
         let (head, rest) = self.0.split_first_chunk::<N>().ok_or(FrameError::Damaged("it is too short"))?;
         self.0 = rest;
@@ -151,7 +151,7 @@ impl ItemHead {
         to.extend_from_slice(&self.data_len.to_le_bytes());
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+    fn decode(reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
         let head = Self {
             stream: reader.u64()?,
             number: reader.u64()?,
@@ -197,7 +197,7 @@ pub fn set_oldest(encoded: &mut [u8], oldest: u64) {
     encoded[19..27].copy_from_slice(&oldest.to_le_bytes());
 }
 
-impl LinkShape {
+impl WireShape {
     fn encode(&self, to: &mut Vec<u8>) {
         let config = &self.0;
         to.extend_from_slice(&config.ring_len.to_le_bytes());
@@ -223,7 +223,7 @@ impl LinkShape {
         to.extend_from_slice(&config.spin_us.to_le_bytes());
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+    fn decode(reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
         // Each bridge has the name of its own link: the two names may differ.
         let mut config = LinkConfig::new("bridged".parse().map_err(|_| FrameError::Damaged("a name"))?);
         config.ring_len = reader.u32()?;
@@ -253,7 +253,7 @@ impl LinkShape {
 }
 
 impl Status {
-    /// The frame's bytes.
+    /// The bytes of the frame.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Vec::with_capacity(160);
@@ -281,7 +281,7 @@ impl Status {
         to
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, FrameError> {
+    fn decode(reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
         let status = Self {
             instance: reader.u64()?,
             stream: reader.u64()?,
@@ -294,7 +294,7 @@ impl Status {
             again: reader.bool()?,
             peers: reader.u32()?,
             is_drained: reader.bool()?,
-            shape: if reader.bool()? { Some(LinkShape::decode(reader)?) } else { None },
+            shape: if reader.bool()? { Some(WireShape::decode(reader)?) } else { None },
         };
         if !reader.0.is_empty() {
             return Err(FrameError::Damaged("it is too long"));
@@ -312,7 +312,7 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// [`FrameError`] says what is wrong with it.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
-        let mut reader = Reader(bytes);
+        let mut reader = FrameReader(bytes);
         let version = reader.u16()?;
         if version != VERSION {
             return Err(FrameError::Version(version));
@@ -334,7 +334,7 @@ mod tests {
 
     use super::*;
 
-    fn status(shape: Option<LinkShape>) -> Status {
+    fn status(shape: Option<WireShape>) -> Status {
         Status {
             instance: 9,
             stream: 5,
@@ -371,7 +371,7 @@ mod tests {
         config.ring_mode = RingMode::Broadcast;
         config.broadcast = BroadcastConfig { slow: SlowReaders::Evict, history: 4, evict_after_ms: 70 };
         config.ring_len = 32;
-        for shape in [None, Some(LinkShape(config))] {
+        for shape in [None, Some(WireShape(config))] {
             let (status, bytes) = (status(shape.clone()), status(shape).encode());
             assert_eq!(Frame::decode(&bytes), Ok(Frame::Status(Box::new(status))));
             for len in 0..bytes.len() {
@@ -417,7 +417,7 @@ mod tests {
 
         #[test]
         fn damaged_frames_are_read_or_refused(at in 0_usize..200, to in any::<u8>()) {
-            let mut bytes = status(Some(LinkShape(LinkConfig::new("bridged".parse().unwrap())))).encode();
+            let mut bytes = status(Some(WireShape(LinkConfig::new("bridged".parse().unwrap())))).encode();
             let at = at % bytes.len();
             bytes[at] = to;
             if let Ok(Frame::Status(status)) = Frame::decode(&bytes) {

@@ -6,6 +6,10 @@
 //! Between two stores a process may be killed. The numbers are written so that a message is then counted as lost, never delivered
 //! twice: `taken` before the message is received, `begun` before it is sent, and `done` after.
 
+// UNSAFETY: maps a file, and reads the mapping as atomic words.
+#![expect(unsafe_code, reason = "a mapping that outlives the process")]
+#![expect(clippy::disallowed_types, reason = "words in a file, which no model can replace")]
+
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -30,7 +34,7 @@ pub struct Journal {
     map: MmapMut,
 }
 
-/// What the last process of this bridge has left.
+/// The numbers that the last process of this bridge wrote.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Past {
     /// The stream that it sent; 0: there was none.

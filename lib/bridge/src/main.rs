@@ -10,8 +10,8 @@ use clap::{CommandFactory, Parser};
 use prometheus_client::registry::Registry;
 use shmesh::config::LinkName;
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
-use shmesh_bridge::session::End;
-use shmesh_bridge::zenoh_engine::{Certificates, Place, ZenohEngine};
+use shmesh_bridge::session::BridgeEnd;
+use shmesh_bridge::zenoh_engine::{Certificates, NetworkPlace, ZenohEngine};
 use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::args::{DaemonArgs, exit_status};
 use shmesh_daemon::readiness::Readiness;
@@ -44,11 +44,11 @@ struct Args {
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
 
-    /// IPC directory
+    /// IPC directory of the links
     #[arg(long, env = "SHMESH_DIR", default_value = shmesh::DEFAULT_DIR, value_name = "DIR")]
     dir: PathBuf,
 
-    /// Bridges of other groups do not hear of these links
+    /// Bridges of other groups do not carry these links
     #[arg(long, default_value = "default", value_name = "NAME")]
     group: String,
 
@@ -106,14 +106,14 @@ fn run(args: &Args) -> Result<()> {
         }),
         _ => None,
     };
-    let place = Place {
+    let place = NetworkPlace {
         listen: args.listen.clone(),
         connect: args.connect.clone(),
         group: args.group.clone(),
         certificates,
     };
     let config = BridgeConfig {
-        end: if args.connect.is_empty() { End::Home } else { End::Far },
+        end: if args.connect.is_empty() { BridgeEnd::Home } else { BridgeEnd::Far },
         dir: args.dir.clone(),
         links: args.links.clone(),
         node,

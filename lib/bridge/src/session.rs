@@ -19,11 +19,11 @@ use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, W
 use tracing::{error, info, warn};
 
 use crate::engine::Outlet;
-use crate::frame::{Frame, ItemHead, ItemKind, LinkShape, Status};
+use crate::frame::{Frame, ItemHead, ItemKind, Status, WireShape};
 use crate::journal::Journal;
 use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
 
-/// How long a change may wait to be told, so that many are told at once.
+/// How long a change may wait until it is sent, so that many are sent at once.
 const TELL_AFTER: Duration = Duration::from_millis(20);
 /// How long a sender waits for the other side to receive before it sends again.
 const AGAIN_AFTER: Duration = Duration::from_millis(300);
@@ -42,14 +42,14 @@ const WINDOW_MAX: u64 = 256;
 
 /// Which end of the bridge this is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum End {
+pub enum BridgeEnd {
     /// The link is here. The bridge is a participant of its secondary side.
     Home,
     /// The replica is here. The bridge is its primary.
     Far,
 }
 
-impl End {
+impl BridgeEnd {
     /// The side of the programs for which the other end stands.
     fn opposite(self) -> Side {
         match self {
@@ -59,9 +59,9 @@ impl End {
     }
 }
 
-/// What a session has counted.
+/// The counters of a session.
 #[derive(Clone, Debug, Default)]
-pub struct Counts {
+pub struct BridgeCounts {
     /// Messages taken from the link and sent to the other side.
     pub sent: Counter,
     /// Messages received from the other side and sent on the link.
@@ -78,20 +78,20 @@ pub struct Counts {
 
 /// Frames for a session, from the engine's threads.
 #[derive(Debug, Default)]
-pub struct Inbox {
-    state: Mutex<InboxState>,
+pub struct FrameInbox {
+    state: Mutex<FrameInboxState>,
     arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct InboxState {
+struct FrameInboxState {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
     /// Wakes the session where it waits on its link.
     waiter: Option<Arc<Waiter>>,
 }
 
-impl Inbox {
+impl FrameInbox {
     /// Adds a frame. A sender that ignores the limits loses what does not fit.
     pub fn push(&self, frame: Vec<u8>) {
         let mut state = self.lock();
@@ -113,7 +113,7 @@ impl Inbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, InboxState> {
+    fn lock(&self) -> MutexGuard<'_, FrameInboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,12 +138,12 @@ impl Inbox {
     }
 }
 
-/// What a session is about.
+/// The link and the peer of a session.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SessionSettings {
     /// Which end this is.
-    pub end: End,
-    /// The IPC directory.
+    pub end: BridgeEnd,
+    /// The IPC directory of the link.
     pub dir: PathBuf,
     /// The link, or its replica.
     pub link: LinkName,
@@ -153,13 +153,13 @@ pub struct Settings {
     pub peer_timeout: Duration,
 }
 
-impl Settings {
+impl SessionSettings {
     fn journal(&self) -> PathBuf {
         self.dir.join(format!(".shmesh-bridge-{}-{}", self.link, self.node))
     }
 }
 
-struct Attached {
+struct LinkHandle {
     link: Link,
     waiter: Arc<Waiter>,
     /// Messages that the link's ring has passed over, as far as they are known.
@@ -172,22 +172,22 @@ struct Other {
     heard: Instant,
 }
 
-/// A session.
-pub struct Session {
-    settings: Settings,
+/// A session, run by a thread of its own.
+pub struct PeerSession {
+    settings: SessionSettings,
     outlet: Arc<dyn Outlet>,
-    inbox: Arc<Inbox>,
-    counts: Counts,
+    inbox: Arc<FrameInbox>,
+    counts: BridgeCounts,
     journal: Journal,
     instance: u64,
     sender: Sender,
     receiver: Receiver,
-    attached: Option<Attached>,
+    attached: Option<LinkHandle>,
     other: Option<Other>,
     /// The process of the other bridge before the present one.
     earlier_instance: Option<u64>,
     /// The shape of the link, where it is.
-    shape: Option<LinkShape>,
+    shape: Option<WireShape>,
     /// Participants of the link on the side for which this end does not stand.
     peers: u32,
     /// Messages that a broadcast ring has passed over, and that were not left out of the stream yet.
@@ -210,16 +210,16 @@ pub struct Session {
     last_complaint: String,
 }
 
-impl Session {
+impl PeerSession {
     /// A session that continues where the last process of this bridge stopped.
     ///
     /// # Errors
     /// Its journal cannot be opened.
     pub fn new(
-        settings: Settings,
+        settings: SessionSettings,
         outlet: Arc<dyn Outlet>,
-        inbox: Arc<Inbox>,
-        counts: Counts,
+        inbox: Arc<FrameInbox>,
+        counts: BridgeCounts,
     ) -> Result<Self> {
         let path = settings.journal();
         let (journal, past) =
@@ -332,7 +332,7 @@ impl Session {
         self.sender.acknowledge(status.known_stream, status.delivered, status.limit);
         let lost = self.receiver.give_up_before(status.stream, status.oldest);
         self.count_lost(lost);
-        if let Some(shape) = status.shape.as_ref().filter(|_| self.settings.end == End::Far) {
+        if let Some(shape) = status.shape.as_ref().filter(|_| self.settings.end == BridgeEnd::Far) {
             self.receiver.set_window(window(&shape.0));
         }
         let is_asked = status.again;
@@ -428,8 +428,8 @@ impl Session {
     fn may_detach(&self, is_connected: bool) -> bool {
         self.stopping.is_none()
             && match self.settings.end {
-                End::Home => self.sender.is_drained() || !is_connected,
-                End::Far => self.peers > 0,
+                BridgeEnd::Home => self.sender.is_drained() || !is_connected,
+                BridgeEnd::Far => self.peers > 0,
             }
     }
 
@@ -454,7 +454,7 @@ impl Session {
             seat.participant.word.side() == opposite && seat.liveness != Liveness::Dead
         };
         self.peers = count(seats.iter().filter(is_peer).count());
-        if self.settings.end == End::Home {
+        if self.settings.end == BridgeEnd::Home {
             self.shape = view.ok().map(|view| view.config()).and_then(|config| self.checked(config));
             if let Some(shape) = &self.shape {
                 self.receiver.set_window(window(&shape.0));
@@ -463,7 +463,7 @@ impl Session {
     }
 
     /// The shape, if a bridge can carry the link.
-    fn checked(&mut self, config: LinkConfig) -> Option<LinkShape> {
+    fn checked(&mut self, config: LinkConfig) -> Option<WireShape> {
         let name = config.name.clone();
         let device = PoolId::ALL.into_iter().find(|pool| pool.is_device() && config.pool(*pool).is_enabled());
         if let Some(pool) = device {
@@ -479,18 +479,18 @@ impl Session {
             ));
             return None;
         }
-        Some(LinkShape(config))
+        Some(WireShape(config))
     }
 
     fn attach(&mut self) {
         let settings = &self.settings;
         let options = LinkOptions::new().dir(&settings.dir).timeout(Duration::from_secs(1));
         let opened = match settings.end {
-            End::Home if self.shape.is_none() => return,
-            End::Home => options.attach(settings.link.as_str(), Side::Secondary),
-            End::Far => {
+            BridgeEnd::Home if self.shape.is_none() => return,
+            BridgeEnd::Home => options.attach(settings.link.as_str(), Side::Secondary),
+            BridgeEnd::Far => {
                 let shape = self.other.as_ref().and_then(|other| other.status.shape.as_ref());
-                let Some(LinkShape(config)) = shape else { return };
+                let Some(WireShape(config)) = shape else { return };
                 options.create(&LinkConfig { name: settings.link.clone(), ..config.clone() })
             }
         };
@@ -499,7 +499,7 @@ impl Session {
                 let waiter = Arc::new(link.waiter());
                 self.inbox.set_waiter(Some(Arc::clone(&waiter)));
                 let has_notification = link.notify().is_ok();
-                self.attached = Some(Attached { lost: link.lost(), link, waiter, has_notification });
+                self.attached = Some(LinkHandle { lost: link.lost(), link, waiter, has_notification });
                 info!(link = %self.settings.link, node = self.settings.node, "attached");
                 self.last_complaint.clear();
                 self.look_at_link();

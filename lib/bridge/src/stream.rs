@@ -13,7 +13,7 @@ use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, set_oldest};
 /// Bytes that one direction keeps at most, unless a single message is larger.
 pub const MAX_BYTES: usize = 32 << 20;
 
-/// The sending half.
+/// The sending half of a direction.
 #[derive(Debug)]
 pub struct Sender {
     stream: u64,
@@ -123,29 +123,29 @@ impl Sender {
 
 /// A message that was received and not delivered yet.
 #[derive(Debug)]
-pub struct Received {
-    /// Its head.
+pub struct ReceivedItem {
+    /// The head of the message.
     pub head: ItemHead,
     parts: Vec<u8>,
     /// Whether it is a post that was passed on before its turn.
     pub is_done: bool,
 }
 
-impl Received {
-    /// The MSG part.
+impl ReceivedItem {
+    /// The bytes of the MSG part.
     #[must_use]
     pub fn msg(&self) -> &[u8] {
         &self.parts[..self.head.msg_len as usize]
     }
 
-    /// The DATA part.
+    /// The bytes of the DATA part.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.parts[self.head.msg_len as usize..]
     }
 }
 
-/// What became of a frame.
+/// The result of receiving a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Arrival {
     /// It is the next one, after `lost` which can no longer come.
@@ -161,13 +161,13 @@ pub enum Arrival {
     Beyond,
 }
 
-/// The receiving half.
+/// The receiving half of a direction.
 #[derive(Debug)]
 pub struct Receiver {
     stream: u64,
     /// The last number that was passed to the link.
     delivered: u64,
-    waiting: VecDeque<Received>,
+    waiting: VecDeque<ReceivedItem>,
     waiting_bytes: usize,
     /// Messages that may wait here.
     window: u64,
@@ -239,7 +239,7 @@ impl Receiver {
         }
         self.delivered += lost;
         self.waiting_bytes += parts.len();
-        self.waiting.push_back(Received { head, parts: parts.to_vec(), is_done: false });
+        self.waiting.push_back(ReceivedItem { head, parts: parts.to_vec(), is_done: false });
         Arrival::Next { lost }
     }
 
@@ -255,13 +255,14 @@ impl Receiver {
 
     /// The oldest message that was not delivered yet.
     #[must_use]
-    pub fn front(&self) -> Option<&Received> {
+    pub fn front(&self) -> Option<&ReceivedItem> {
         self.waiting.front()
     }
 
     /// The oldest post that was not passed on yet. It counts as passed on from now.
     pub fn take_post(&mut self) -> bool {
-        let is_post = |received: &&mut Received| received.head.kind == ItemKind::Post && !received.is_done;
+        let is_post =
+            |received: &&mut ReceivedItem| received.head.kind == ItemKind::Post && !received.is_done;
         let post = self.waiting.iter_mut().find(is_post);
         post.map(|post| post.is_done = true).is_some()
     }
@@ -299,7 +300,7 @@ mod tests {
     }
 
     /// A sender, a receiver, frames on their way, and what came out.
-    struct Line {
+    struct TestLine {
         sender: Sender,
         receiver: Receiver,
         way: Vec<Vec<u8>>,
@@ -310,7 +311,7 @@ mod tests {
         dropped: BTreeMap<u64, ()>,
     }
 
-    impl Line {
+    impl TestLine {
         fn new(window: u64) -> Self {
             Self {
                 sender: Sender::new(7, 0),
@@ -426,7 +427,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
         fn messages_arrive_once_in_order_or_are_counted(steps in proptest::collection::vec(step(), 0..120)) {
-            let mut line = Line::new(WINDOW);
+            let mut line = TestLine::new(WINDOW);
             // The first message is known before anything is killed, as the receiver's stream begins with it.
             line.acknowledge();
             line.make();

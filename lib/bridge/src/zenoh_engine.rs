@@ -17,12 +17,12 @@ use crate::engine::{Engine, OnFrame, Outlet};
 
 /// Where a bridge listens and connects, and with which certificates.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct NetworkPlace {
     /// Addresses to listen on, as `tcp/0.0.0.0:7447`.
     pub listen: Vec<String>,
     /// Addresses to connect to, again and again until it succeeds.
     pub connect: Vec<String>,
-    /// Bridges of different groups do not hear of each other's links; in a cluster, its name and the namespace.
+    /// Bridges of different groups do not carry each other's links; in a cluster, its name and the namespace.
     pub group: String,
     /// Certificates for addresses that start with `tls/` or `quic/`.
     pub certificates: Option<Certificates>,
@@ -33,9 +33,9 @@ pub struct Place {
 pub struct Certificates {
     /// Of the authority that has signed those of the other bridges.
     pub authority: PathBuf,
-    /// Of this bridge.
+    /// The certificate of this bridge.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key of this bridge.
     pub key: PathBuf,
 }
 
@@ -51,7 +51,7 @@ impl ZenohEngine {
     ///
     /// # Errors
     /// An address or a certificate cannot be used.
-    pub fn open(place: &Place) -> Result<Self> {
+    pub fn open(place: &NetworkPlace) -> Result<Self> {
         let mut config = zenoh::Config::default();
         let mut set = |key: &str, value: String| {
             config.insert_json5(key, &value).map_err(|error| anyhow!("{key}: {error}"))

@@ -1,4 +1,5 @@
 //! Tests of the bridge with real links: in one process with an engine that loses frames, and with processes and Zenoh.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, which fail by it")]
 
 #[path = "suite/carried.rs"]
 mod carried;

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod bridge;
 mod capture;
 mod child;
 mod demo;
@@ -70,6 +71,7 @@ Examples:
   shmesh rm --stale                remove links left behind by crashes
   shmesh talk fronthaul --side primary    send numbered messages to the other side
   shmesh bench --ring spsc         measure the speed, relative to the hardware
+  shmesh bridge --link fronthaul --listen tcp/0.0.0.0:7447    carry messages to other machines
 
 Links are in the IPC directory: /dev/shm, SHMESH_DIR, or --dir.
 
@@ -107,6 +109,8 @@ enum Command {
     Rm(rm::Args),
     /// Send numbered messages over an existing link, and count the messages received
     Talk(talk::Args),
+    /// Carry the messages of links to another machine and back, with the program `shmesh-bridge`
+    Bridge(bridge::Args),
     /// Check whether links work on this machine or in this container
     Doctor(doctor::Args),
     /// Check whether device memory can be shared between processes
@@ -167,6 +171,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> anyhow::Result<ExitCode> 
         Command::Keys(args) => keys::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Rm(args) => rm::run(args, out).map(|()| ExitCode::SUCCESS),
         Command::Talk(args) => talk::run(args, out).map(|()| ExitCode::SUCCESS),
+        Command::Bridge(args) => bridge::run(args).map(|never| match never {}),
         Command::Doctor(args) => doctor::run(args, out).map(ExitCode::from),
         Command::Device(args) => device::run(args, out),
         Command::Completions(args) => generate::completions(args, out).map(|()| ExitCode::SUCCESS),

@@ -1,4 +1,5 @@
 //! Two bridges in one process, and an engine that loses, doubles and reorders frames, or lets none through.
+#![expect(clippy::disallowed_types, reason = "counts of the test itself")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
 use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
 use shmesh_bridge::engine::{Fate, MemoryEngine};
-use shmesh_bridge::session::End;
+use shmesh_bridge::session::BridgeEnd;
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +47,7 @@ impl Machines {
         Self { home: dir(), far: dir(), engine, is_cut }
     }
 
-    fn bridge(&self, end: End, dir: &Path, node: &str) -> Bridge {
+    fn bridge(&self, end: BridgeEnd, dir: &Path, node: &str) -> Bridge {
         let config = BridgeConfig {
             end,
             dir: dir.to_path_buf(),
@@ -58,7 +59,10 @@ impl Machines {
     }
 
     fn bridges(&self) -> [Bridge; 2] {
-        [self.bridge(End::Home, self.home.path(), ""), self.bridge(End::Far, self.far.path(), "edge")]
+        [
+            self.bridge(BridgeEnd::Home, self.home.path(), ""),
+            self.bridge(BridgeEnd::Far, self.far.path(), "edge"),
+        ]
     }
 
     fn create(&self, config: &LinkConfig) -> Link {
@@ -189,7 +193,7 @@ fn broadcast_reaches_the_readers_of_two_far_nodes() {
     let writer = machines.create(&config);
     let (home, far) = machines.bridges().into();
     let second_dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let second_far = machines.bridge(End::Far, second_dir.path(), "edge2");
+    let second_far = machines.bridge(BridgeEnd::Far, second_dir.path(), "edge2");
     let readers = [machines.attach(), machines.attach(), {
         let options = LinkOptions::new().dir(second_dir.path()).timeout(PATIENCE);
         options.attach("fronthaul", Side::Secondary).unwrap()
@@ -266,8 +270,8 @@ fn partition_takes_the_peers_away_and_heals() {
     (0..10).for_each(|number| receive(&mac, number));
     machines.is_cut.store(true, Ordering::Release);
     (10..20).for_each(|number| send(&phy, number));
-    wait_for("the far program hears that its peer is gone", || has_left(&mac));
-    wait_for("the home program hears that its peer is gone", || has_left(&phy));
+    wait_for("an event of the far program", || has_left(&mac));
+    wait_for("an event of the home program", || has_left(&phy));
     machines.is_cut.store(false, Ordering::Release);
     wait_for_peer(&phy);
     wait_for_peer(&mac);
@@ -286,12 +290,12 @@ fn program_that_ends_is_gone_for_the_other_side() {
     wait_for_peer(&phy);
     (0..10).for_each(|number| send(&mac, number));
     drop(mac);
-    wait_for("the home program hears of it", || has_left(&phy));
+    wait_for("an event of the home program", || has_left(&phy));
     (0..10).for_each(|number| receive(&phy, number));
     let mac = machines.attach();
     wait_for_peer(&phy);
     drop(phy);
-    wait_for("the far program hears of it", || has_left(&mac));
+    wait_for("an event of the far program", || has_left(&mac));
     bridges.into_iter().for_each(Bridge::stop);
 }
 
@@ -310,11 +314,11 @@ fn bridge_that_stops_loses_nothing() {
         receive(&mac, number);
         if number % 500 == 250 {
             home.stop();
-            home = machines.bridge(End::Home, machines.home.path(), "");
+            home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
         }
         if number % 500 == 400 {
             far.stop();
-            far = machines.bridge(End::Far, machines.far.path(), "edge");
+            far = machines.bridge(BridgeEnd::Far, machines.far.path(), "edge");
         }
     }
     sender.join().unwrap();
@@ -339,7 +343,7 @@ fn bad_names_of_nodes_are_refused() {
     let machines = Machines::new(0);
     for node in ["", ".hidden", "a/b", "a*", &"a".repeat(64)] {
         let config = BridgeConfig {
-            end: End::Far,
+            end: BridgeEnd::Far,
             dir: machines.far.path().to_path_buf(),
             links: vec!["fronthaul".parse().unwrap()],
             node: node.to_owned(),

@@ -1,4 +1,5 @@
 //! Bridges in processes of their own, with Zenoh between them.
+#![expect(clippy::disallowed_types, reason = "counts of the test itself")]
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -21,9 +22,9 @@ fn bridge(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-struct Running(Child);
+struct BridgeProcess(Child);
 
-impl Running {
+impl BridgeProcess {
     fn start(mut command: Command) -> Self {
         Self(command.stderr(Stdio::null()).spawn().unwrap())
     }
@@ -34,7 +35,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for BridgeProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -101,9 +102,9 @@ fn messages_cross_both_ways_between_processes() {
     let (home, far, address) = (dir(), dir(), address("tcp"));
     let phy = create(home.path());
     // In this order, so that the first connection fails.
-    let connects = Running::start(bridge(far.path(), &["--connect", &address, "--node", "edge"]));
+    let connects = BridgeProcess::start(bridge(far.path(), &["--connect", &address, "--node", "edge"]));
     std::thread::sleep(Duration::from_millis(300));
-    let listens = Running::start(bridge(home.path(), &["--listen", &address]));
+    let listens = BridgeProcess::start(bridge(home.path(), &["--listen", &address]));
     let mac = attach(far.path());
     wait_for_peer(&phy);
     for turn in 0..200 {
@@ -140,7 +141,7 @@ fn killed(kills_home: bool, kills: u32) {
         if is_home != kills_home {
             args.extend(["--admin", &admin]);
         }
-        Running::start(bridge(dir.path(), &args))
+        BridgeProcess::start(bridge(dir.path(), &args))
     };
     let lives = start(!kills_home);
     let first = start(kills_home);
@@ -274,7 +275,7 @@ fn certificates_of_another_authority_are_refused() {
         args
     };
     let start = |dir: &Path, args: &[String]| {
-        Running::start(bridge(dir, &args.iter().map(String::as_str).collect::<Vec<_>>()))
+        BridgeProcess::start(bridge(dir, &args.iter().map(String::as_str).collect::<Vec<_>>()))
     };
     let phy = create(home.path());
     let _listens = start(home.path(), &args("--listen".to_owned(), &ours));
