@@ -9,7 +9,7 @@
 //! | `memory_files.rs` | files of other programs, and whether they are in use |
 //! | `remains.rs` | removing a link |
 //!
-//! Inspection takes no seat, and only [`Remains::remove`] changes anything: segments are mapped read-only. So it works
+//! Inspection takes no seat, and only [`Remains`] changes anything: segments are mapped read-only. So it works
 //! on a link in use, after a crash, and beside a hostile participant; values are checked like a peer's. While a
 //! link is in use, each value is correct, but sums may be off by messages that moved in the meantime.
 //!

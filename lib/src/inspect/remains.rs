@@ -15,15 +15,18 @@ use super::segments::{LinkFileKind, LinkPath, MAX_ENTRIES, is_ours, link_file};
 use super::snapshot::{SeatView, seats};
 use crate::config::{LinkName, PoolId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::link::host::{socket_prefix, try_lock};
+use crate::link::host::{lock_file, socket_prefix};
+use crate::link::removal::retire;
 use crate::participant::{SEAT_LINES, Seats};
 use crate::segment::layout::LinkLayout;
-use crate::segment::lock::Lock;
-use crate::segment::store::{Store, file_name};
+use crate::segment::lock::{Lock, inode_of};
+use crate::segment::store::{Store, bell_prefix, file_name};
 
 /// The files of a link, and reasons not to remove them.
 ///
-/// While this value exists, no process can create, serve or keep the link, except those that already do.
+/// While this value exists, no process can create, serve or keep the link, except those that already do. When it is dropped, a
+/// link that no process uses and that has no queued message is removed, as when its last process detaches: that process may have left
+/// the removal to this one.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -51,9 +54,8 @@ pub struct Remains {
     link: Arc<str>,
     /// Device and inode of each of `files`.
     inodes: Vec<(u64, u64)>,
+    store: Store,
     lock: Option<Lock>,
-    /// Whether the lock file was created here.
-    made_lock: bool,
 }
 
 /// Maximum number of files of a link that are found at once.
@@ -160,7 +162,7 @@ impl Remains {
             queued: None,
             damage: None,
             link: place.link(),
-            made_lock: lock.is_some() && !had_lock,
+            store: place.store,
             lock,
         })
     }
@@ -199,24 +201,20 @@ impl Remains {
                 Err(error) => return Err(self.refused(&format!("remove {}", path.display()), error)),
             }
         }
-        self.forget_lock();
+        self.leave();
         Ok(bytes)
     }
 
-    fn forget_lock(&mut self) {
-        if let Some(lock) = self.lock.take()
-            && std::mem::take(&mut self.made_lock)
-        {
-            // Removed while locked: a process that opens it at this moment notices, after locking, that it has no name
-            // any more.
-            let _ = lock.remove();
+    fn leave(&mut self) {
+        if let Some(lock) = self.lock.take() {
+            retire(&self.store, &lock, None);
         }
     }
 }
 
 impl Drop for Remains {
     fn drop(&mut self) {
-        self.forget_lock();
+        self.leave();
     }
 }
 
@@ -253,9 +251,15 @@ fn is_unused(dir: &Path, name: &LinkName) -> io::Result<bool> {
 
 /// Takes the lock for removing the link, and keeps other processes from attaching. `None` if a process uses the link.
 fn try_close(store: &Store) -> Result<Option<Lock>> {
-    let Some(lock) = try_lock(store)? else { return Ok(None) };
-    let closed = lock.try_close().map_err(|error| store.refused("its lock file", error))?;
-    Ok((closed && lock.is_named()).then_some(lock))
+    let Some(lock) = lock_file(store, true)? else { return Ok(None) };
+    let close =
+        || Ok(lock.try_take_host_role()? && lock.is_named() && lock.try_close()? && !lock.others_host()?);
+    if close().map_err(|error| store.refused("its lock file", error))? {
+        return Ok(Some(lock));
+    }
+    // A process that detached meanwhile left the removal to this one.
+    retire(store, &lock, None);
+    Ok(None)
 }
 
 /// The kind of a file of a link, by its name.
@@ -288,7 +292,7 @@ pub(super) fn kind_of(file: &str, link: &str) -> Option<FileKind> {
     let is_socket = || {
         file.strip_prefix(&socket_prefix(link)).is_some_and(is_hex)
             || file
-                .strip_prefix(&crate::link::bell::prefix(link))
+                .strip_prefix(&bell_prefix(link))
                 .is_some_and(|rest| rest.split('-').count() == 3 && rest.split('-').all(is_hex))
     };
     if is_segment { Some(FileKind::Segment) } else { is_socket().then_some(FileKind::Socket) }
@@ -301,11 +305,6 @@ fn is_socket(path: &Path) -> io::Result<bool> {
 fn is_lock(path: &Path) -> io::Result<bool> {
     let metadata = std::fs::symlink_metadata(path)?;
     Ok(metadata.is_file() && metadata.len() == 0)
-}
-
-fn inode_of(path: &Path) -> Option<(u64, u64)> {
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Files of a link, and foreign files with such names.

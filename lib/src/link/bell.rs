@@ -31,18 +31,9 @@ pub(super) enum Cause {
     Event,
 }
 
-/// The common prefix of the names of all bells of a link.
-pub(crate) fn prefix(link: &str) -> String {
-    format!("{link}.bell-")
-}
-
 impl Shared {
-    /// Path of the bell of a participant. The name is unique to the participant, so another user's stale bell does not
-    /// block a new one.
     pub(super) fn bell_path(&self, of: &Participant) -> PathBuf {
-        let epoch = self.segments.first().map_or(0, |segment| segment.header.epoch);
-        let name = format!("{}{epoch:016x}-{}-{}", prefix(&self.store.link), of.seat, of.word.epoch());
-        self.store.dir.join(name)
+        self.store.bell_path(self.epoch(), of)
     }
 
     /// Creates the bell of a participant of this process.

@@ -64,6 +64,7 @@ mod owned_request;
 mod probe;
 mod reap;
 mod recover;
+pub(crate) mod removal;
 mod replies;
 mod request;
 pub(crate) mod request_steps;
@@ -147,7 +148,7 @@ pub(crate) struct Shared {
     owner: Option<(u32, u32)>,
     pub(crate) spin_us: u32,
     /// The lock file: the host role, the attachment lock, and the locks of this process's seats.
-    pub(crate) lock: Lock,
+    pub(crate) lock: Arc<Lock>,
     /// The connection to the link's host, if that is another process.
     pub(crate) broker: Mutex<Option<Arc<OwnedFd>>>,
     /// The device memory of its pools that this process has, to be offered to the next host.
@@ -264,6 +265,23 @@ impl Shared {
             }
         })
     }
+}
+
+/// The tables of a link.
+fn core_of(store: &Store, segments: &[Segment]) -> Result<Core> {
+    let mut pools = [const { None }; PoolId::COUNT];
+    for segment in &segments[1..] {
+        if let Some(pool) = segment.header.pool {
+            pools[pool as usize] = Some(Arc::clone(&segment.memory));
+        }
+    }
+    Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or_else(|| {
+        Error::from(ErrorKind::Damaged {
+            link: Arc::clone(&store.link),
+            what: store.path(None).display().to_string(),
+            why: "its tables do not fit",
+        })
+    })
 }
 
 /// The liveness of a participant according to the lock of its seat.

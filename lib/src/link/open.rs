@@ -12,13 +12,13 @@ use shmesh_sys::{cgroup, file};
 
 use super::attachment::Attachment;
 use super::bell::Bells;
-use super::core::Core;
 use super::host::{
     GatherOutcome, HostAnswer, HostListener, NO_HOST, OTHER_SIDECAR, SILENT, WANTING, ask, gather, listen,
     lock_file, locking, refused, serve_memory,
 };
 use super::monitor::Start;
-use super::{Link, Shared, device};
+use super::removal::{complete, retire};
+use super::{Link, Shared, core_of, device};
 use crate::config::{Backing, BroadcastConfig, LinkConfig, LinkName, PoolId, Receivers, SlowReaders};
 use crate::error::{Error, ErrorKind, Result};
 use crate::participant::{Admission, Participant, Side};
@@ -380,7 +380,7 @@ impl LinkOptions {
     }
 
     /// Makes one attempt to map the link's memory and to be present, and to become the host, if that is requested and
-    /// needed.
+    /// needed. An attempt that is not successful leaves nothing.
     pub(super) fn try_enter(
         &self,
         store: &Store,
@@ -388,16 +388,33 @@ impl LinkOptions {
         host: Option<Host>,
         limit: Duration,
     ) -> Result<Attempt<EnteredLink>> {
-        let Some(lock) = lock_file(store, create.is_some())? else { return Ok(Attempt::Absent) };
+        let Some(lock) = lock_file(store, create.is_some())?.map(Arc::new) else {
+            return Ok(Attempt::Absent);
+        };
+        let entered = self.enter(store, create, host, limit, &lock);
+        if !matches!(entered, Ok(Attempt::Done(_))) {
+            retire(store, &lock, None);
+        }
+        entered
+    }
+
+    fn enter(
+        &self,
+        store: &Store,
+        create: Option<&LinkConfig>,
+        host: Option<Host>,
+        limit: Duration,
+        lock: &Arc<Lock>,
+    ) -> Result<Attempt<EnteredLink>> {
         if create.is_some()
             && self.is_late(limit)
             && lock.is_closed().map_err(|error| locking(store, error))?
         {
-            self.finish_removal(store, &lock);
+            complete(store, lock);
             return Ok(Attempt::Unsettled(GOING));
         }
         // 1. A link with names consists of its files.
-        if let Some(attempt) = self.by_name(store, create, &lock, limit)? {
+        if let Some(attempt) = self.by_name(store, create, lock, limit)? {
             let segments = match attempt {
                 Attempt::Done(segments) => segments,
                 unsettled => return unsettled.and_then(|_| unreachable!("it is not done")),
@@ -405,7 +422,7 @@ impl LinkOptions {
             if let Some(config) = create {
                 same_shape(store, config, &segments)?;
             }
-            let shared = assemble(store, segments, lock)?;
+            let shared = assemble(store, segments, Arc::clone(lock))?;
             let listening = serve_memory(&shared, host)?;
             if host == Some(Host::Sidecar) && listening.is_none() {
                 return Ok(Attempt::Unsettled(OTHER_SIDECAR));
@@ -417,19 +434,19 @@ impl LinkOptions {
         // 2. Memory without names comes from the host.
         let is_host = |asked: (Host, u64)| lock.host().is_ok_and(|now| now == Some(asked));
         if host != Some(Host::Sidecar) {
-            match ask(store, &lock)? {
+            match ask(store, lock)? {
                 HostAnswer::Offer(offer, connection, at) => {
                     // Present from now on. If it still is the host, the link still exists.
-                    if !join(store, &lock)? || !is_host(at) {
+                    if !join(store, lock)? || !is_host(at) {
                         return Ok(Attempt::Unsettled(GOING));
                     }
-                    let Some(segments) = self.existing(store, offer.segments)? else {
+                    let Some(segments) = store.existing(offer.segments)? else {
                         return Ok(Attempt::Unsettled(REMOVED));
                     };
                     if let Some(config) = create {
                         same_shape(store, config, &segments)?;
                     }
-                    let shared = assemble(store, segments, lock)?;
+                    let shared = assemble(store, segments, Arc::clone(lock))?;
                     let session = Some(session(&shared, connection, at));
                     return Ok(Attempt::Done(EnteredLink { shared, session, listening: None }));
                 }
@@ -445,20 +462,25 @@ impl LinkOptions {
             return Ok(if is_anybody { Attempt::Unsettled(NO_HOST) } else { Attempt::Absent });
         };
         // 3. There is no host, so this process becomes it.
-        let Some(listening) = listen(store, &lock, host)? else {
-            return Ok(Attempt::Unsettled(SECOND));
+        let Some(listening) = listen(store, lock, host)? else {
+            let is_open = lock.is_open().map_err(|error| locking(store, error))?;
+            return Ok(Attempt::Unsettled(if is_open { SECOND } else { GOING }));
         };
-        let entered = self.by_offer(store, config, host, &lock, &listening, limit);
-        match entered {
-            Ok(Attempt::Done(segments)) => {
-                let (shared, listening) = (assemble(store, segments, lock)?, Some(listening));
-                if shared.lock.others_joined().map_err(|error| locking(store, error))? {
+        let entered = self.by_offer(store, config, host, lock, &listening, limit).and_then(|attempt| {
+            attempt.and_then(|segments| {
+                let shared = assemble(store, segments, Arc::clone(lock))?;
+                if lock.others_joined().map_err(|error| locking(store, error))? {
                     shared.begin_to_gather();
                 }
-                Ok(Attempt::Done(EnteredLink { shared, session: None, listening }))
+                Ok(shared)
+            })
+        });
+        match entered {
+            Ok(Attempt::Done(shared)) => {
+                Ok(Attempt::Done(EnteredLink { shared, session: None, listening: Some(listening) }))
             }
             other => {
-                listening.place.end(&lock);
+                listening.place.end(lock);
                 other?.and_then(|_| unreachable!("it is not done"))
             }
         }
@@ -485,7 +507,7 @@ impl LinkOptions {
             Ok(other || lock.others_joined().map_err(failed)? && !lock.is_closed().map_err(failed)?)
         };
         let accept = |offered| {
-            let Some(segments) = self.existing(store, offered)? else { return Ok(None) };
+            let Some(segments) = store.existing(offered)? else { return Ok(None) };
             same_shape(store, config, &segments)?;
             Ok(Some(segments))
         };
@@ -522,7 +544,7 @@ impl LinkOptions {
             if !join(store, lock)? {
                 return Ok(Some(Attempt::Unsettled(GOING)));
             }
-            if let Some(segments) = self.existing(store, Vec::new())? {
+            if let Some(segments) = store.existing(Vec::new())? {
                 return Ok(Some(Attempt::Done(segments)));
             }
             lock.leave();
@@ -532,7 +554,7 @@ impl LinkOptions {
         // others for long: only one process can take the final step of creating the link, whether it has the host role or
         // not.
         let has_host_role = lock.try_take_host_role().map_err(failed)?;
-        if !(has_host_role || self.is_late(limit)) || !lock.is_named() {
+        if !(has_host_role || self.is_late(limit)) || !lock.is_open().map_err(failed)? {
             return Ok(Some(Attempt::Unsettled(GOING)));
         }
         if lock.others_joined().map_err(failed)? {
@@ -542,7 +564,7 @@ impl LinkOptions {
             return Ok((!has_host).then_some(Attempt::Unsettled(REMOVED)));
         }
         // Another process may have created it since the check.
-        let segments = match self.existing(store, Vec::new())? {
+        let segments = match store.existing(Vec::new())? {
             Some(segments) => segments,
             None => match self.make_segments(store, config, has_host_role)? {
                 Some(segments) => segments,
@@ -559,63 +581,6 @@ impl LinkOptions {
     /// Whether a creator has waited so long for another process that this must be stopped, or stuck.
     fn is_late(&self, limit: Duration) -> bool {
         SETTLE.max(self.timeout).saturating_sub(limit) >= SETTLE / 2
-    }
-
-    /// Completes the removal that another process began before it was stopped, so that the link can be created again: a
-    /// process with the old lock file open is not on the new link. Files that this user may not remove stay, and so does
-    /// the link.
-    fn finish_removal(&self, store: &Store, lock: &Lock) {
-        let removed = self.existing(store, Vec::new()).and_then(|segments| {
-            let Some(segments) = segments else { return Ok(()) };
-            // The link is adopted: the other process does not remove it either.
-            if core_of(store, &segments)?.rings().iter().any(|ring| ring.has_message()) {
-                return Ok(());
-            }
-            let path = store.path(None);
-            let removed = store.remove(&path, None, segments[0].header.epoch);
-            removed.map(drop).map_err(|error| store.refused(&path.display().to_string(), error))
-        });
-        if removed.is_ok() {
-            let _ = lock.remove();
-        }
-    }
-
-    /// The link's segments, if it exists: from the given descriptors, or by name.
-    fn existing(&self, store: &Store, given: Vec<std::fs::File>) -> Result<Option<Vec<Segment>>> {
-        let mut given = given.into_iter();
-        let mut next = |pool: Option<PoolId>, epoch: Option<u64>| match given.next() {
-            // A memfd that can be truncated would cause SIGBUS later.
-            Some(file) if !file::is_size_sealed(&file) => Err(ErrorKind::Damaged {
-                link: Arc::clone(&store.link),
-                what: "a memfd of the host".into(),
-                why: "its size is not sealed",
-            }
-            .into()),
-            Some(file) => store.check(file, "a memfd of the host", pool).map(Some),
-            None => match (pool, epoch) {
-                (Some(pool), Some(epoch)) => store.open_pool(pool, epoch),
-                _ => store.open(pool),
-            },
-        };
-        let Some(shm) = next(None, None)? else { return Ok(None) };
-        let damaged = |pool, why| {
-            Error::from(ErrorKind::Damaged {
-                link: Arc::clone(&store.link),
-                what: store.path(pool).display().to_string(),
-                why,
-            })
-        };
-        let (shape, epoch) = (shm.header.shape, shm.header.epoch);
-        let mut segments = vec![shm];
-        for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0) {
-            let segment =
-                next(Some(pool), Some(epoch))?.ok_or_else(|| damaged(Some(pool), "it is missing"))?;
-            if segment.header.epoch != epoch || segment.header.shape != shape {
-                return Err(damaged(Some(pool), "it belongs to another link of the same name"));
-            }
-            segments.push(segment);
-        }
-        Ok(Some(segments))
     }
 
     /// Creates the link's segments, if no link was found. Returns `None` if another process was faster. Without the host
@@ -656,6 +621,21 @@ impl LinkOptions {
 /// process has created the link.
 fn publish(store: &Store, segments: &[Segment], has_host_role: bool) -> Result<bool> {
     let mut published = Vec::new();
+    let done = publish_each(store, segments, has_host_role, &mut published);
+    if !matches!(done, Ok(true)) {
+        for path in published {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    done
+}
+
+fn publish_each(
+    store: &Store,
+    segments: &[Segment],
+    has_host_role: bool,
+    published: &mut Vec<PathBuf>,
+) -> Result<bool> {
     for segment in segments[1..].iter().chain(&segments[..1]) {
         let spare = segment.header.pool.map(|pool| store.spare_path(pool, segment.header.epoch));
         let usual = store.path(segment.header.pool);
@@ -678,9 +658,6 @@ fn publish(store: &Store, segments: &[Segment], has_host_role: bool) -> Result<b
             }
         }
         if !done {
-            for path in published {
-                let _ = std::fs::remove_file(path);
-            }
             return Ok(false);
         }
     }
@@ -738,7 +715,8 @@ const SECOND: &str =
 
 /// Becomes present. Returns `false` if the link is being removed, or was.
 fn join(store: &Store, lock: &Lock) -> Result<bool> {
-    Ok(lock.try_join().map_err(|error| locking(store, error))? && lock.is_named())
+    let failed = |error| locking(store, error);
+    Ok(lock.try_join().map_err(failed)? && lock.is_open().map_err(failed)?)
 }
 
 /// Makes the connection by which a link was provided the session with its host.
@@ -757,7 +735,7 @@ fn session_with_host(shared: &Shared) -> Option<(OwnedFd, (Host, u64))> {
 }
 
 /// Assembles the part of a link that all handles of this process share.
-fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc<Shared>> {
+fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Arc<Lock>) -> Result<Arc<Shared>> {
     let me = ProcessIdentity::me()
         .map_err(|error| Error::system(&store.link, "read /proc/self (is /proc mounted?)", error))?;
     let core = core_of(store, &segments)?;
@@ -785,23 +763,6 @@ fn assemble(store: &Store, mut segments: Vec<Segment>, lock: Lock) -> Result<Arc
         memories: device::Memories::default(),
         gathering: OnceLock::new(),
     }))
-}
-
-/// Creates the tables of a link.
-fn core_of(store: &Store, segments: &[Segment]) -> Result<Core> {
-    let mut pools = [const { None }; PoolId::COUNT];
-    for segment in &segments[1..] {
-        if let Some(pool) = segment.header.pool {
-            pools[pool as usize] = Some(Arc::clone(&segment.memory));
-        }
-    }
-    Core::place(&segments[0].header.shape, &segments[0].memory, &pools).ok_or_else(|| {
-        Error::from(ErrorKind::Damaged {
-            link: Arc::clone(&store.link),
-            what: store.path(None).display().to_string(),
-            why: "its tables do not fit",
-        })
-    })
 }
 
 /// The backing that the segments really have: a process that attaches does not choose it.

@@ -20,11 +20,19 @@ const HOST_ROLE: u32 = 0;
 const ATTACHED: u32 = 1;
 /// First byte of the lock file for seats: the participant in seat 0 locks it; the bytes of the other seats follow.
 const SEATS: u32 = 2;
+/// Byte of the lock file that a process locks while it completes the removal of a link for a process that was stopped.
+const COMPLETION: u32 = 66;
 /// First byte of the lock file for sockets: a process locks the byte of each number that it uses for a socket.
 const SOCKETS: u64 = 1 << 32;
 /// Number of socket numbers: a user id, and a byte to distinguish the sockets of one user.
 const SOCKETS_MAX: u64 = 1 << 40;
 const SOCKETS_PER_USER: u64 = 1 << 8;
+
+/// Device and inode of the file at a path, which tell it from another of the same name.
+pub(crate) fn inode_of(path: &Path) -> Option<(u64, u64)> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
 
 /// The kinds of hosts. The lock of a host begins at the number of its socket and reaches to the end of the range, so
 /// only one process of each kind has it.
@@ -45,7 +53,8 @@ impl Host {
 
 /// The lock file of a link. The kernel releases locks in it when their last descriptor is closed, whatever the reason
 /// and the pid namespace. The locks are the host role, which one process has; the attachment lock, which all attached
-/// processes share; one for each seat; and one for the number of each host's socket. A forked child has none of them.
+/// processes share; one for each seat; and one for the number of each host's socket. A forked child has none of them. The module
+/// [`removal`](crate::link::removal) says which of them keep the file.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: NotInherited,
@@ -101,11 +110,7 @@ impl Lock {
 
     /// Whether the file is the one at a path.
     fn is_at(&self, path: &Path) -> bool {
-        let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-        match (self.file.metadata(), std::fs::symlink_metadata(path)) {
-            (Ok(ours), Ok(named)) => inode(ours) == inode(named),
-            _ => false,
-        }
+        self.file.metadata().is_ok_and(|ours| inode_of(path) == Some((ours.dev(), ours.ino())))
     }
 
     /// Takes the lock for creating, serving or removing the link. Returns `false` if another process has it.
@@ -132,6 +137,27 @@ impl Lock {
     /// Whether another process has the attachment lock.
     pub(crate) fn others_joined(&self) -> io::Result<bool> {
         is_byte_locked(&self.file, ATTACHED)
+    }
+
+    /// Whether another process is a host, or is about to become one: it may not have joined yet.
+    pub(crate) fn others_host(&self) -> io::Result<bool> {
+        Ok(locked_from(&self.file, &(SOCKETS..i64::MAX.cast_unsigned()))?.is_some())
+    }
+
+    /// Whether a lock that this process has taken counts: no process removes the link, and the file has its name. Must be
+    /// called after the lock was taken.
+    pub(crate) fn is_open(&self) -> io::Result<bool> {
+        Ok(!self.is_closed()? && !is_byte_locked(&self.file, COMPLETION)? && self.is_named())
+    }
+
+    /// Takes the lock for completing the removal that a stopped process began. Returns `false` if another process has it.
+    pub(crate) fn try_complete(&self) -> io::Result<bool> {
+        try_lock_byte(&self.file, COMPLETION, ByteLock::Exclusive)
+    }
+
+    /// Releases the lock for completing a removal.
+    pub(crate) fn leave_completion(&self) {
+        unlock_byte(&self.file, COMPLETION);
     }
 
     /// Whether another opening of the file has any lock: a participant's, a host's, or that of a process that creates or removes

@@ -16,10 +16,16 @@ use super::header::{Header, LAYOUT_VERSION, Unusable};
 use super::lines::Memory;
 use crate::config::{Backing, HugePages, LinkConfig, PoolId};
 use crate::error::{Error, ErrorKind, Result};
+use crate::participant::Participant;
 
 /// Name of a segment's file, as in NVIPC: `<link>_shm` and `<link>_<pool>`.
 pub(crate) fn file_name(link: &str, pool: Option<PoolId>) -> String {
     format!("{link}_{}", pool.map_or("shm", PoolId::name))
+}
+
+/// The common prefix of the names of all bells of a link.
+pub(crate) fn bell_prefix(link: &str) -> String {
+    format!("{link}.bell-")
 }
 
 /// An open, checked segment.
@@ -69,6 +75,12 @@ impl Store {
     /// distinguishes it from all others.
     pub(crate) fn spare_path(&self, pool: PoolId, epoch: u64) -> PathBuf {
         self.dir.join(format!("{}-{epoch:016x}", file_name(&self.link, Some(pool))))
+    }
+
+    /// Path of the bell of a participant. The name is unique to the participant, so another user's stale bell does not block a
+    /// new one.
+    pub(crate) fn bell_path(&self, epoch: u64, of: &Participant) -> PathBuf {
+        self.dir.join(format!("{}{epoch:016x}-{}-{}", bell_prefix(&self.link), of.seat, of.word.epoch()))
     }
 
     /// Creates a segment with its header, without a name yet.
@@ -148,6 +160,44 @@ impl Store {
             Some(spare) => Ok(Some(spare)),
             None => usual,
         }
+    }
+
+    /// The link's segments, if it exists: from the given descriptors, or by name.
+    pub(crate) fn existing(&self, given: Vec<File>) -> Result<Option<Vec<Segment>>> {
+        let mut given = given.into_iter();
+        let mut next = |pool: Option<PoolId>, epoch: Option<u64>| match given.next() {
+            // A memfd that can be truncated would cause SIGBUS later.
+            Some(file) if !file::is_size_sealed(&file) => Err(ErrorKind::Damaged {
+                link: Arc::clone(&self.link),
+                what: "a memfd of the host".into(),
+                why: "its size is not sealed",
+            }
+            .into()),
+            Some(file) => self.check(file, "a memfd of the host", pool).map(Some),
+            None => match (pool, epoch) {
+                (Some(pool), Some(epoch)) => self.open_pool(pool, epoch),
+                _ => self.open(pool),
+            },
+        };
+        let Some(shm) = next(None, None)? else { return Ok(None) };
+        let damaged = |pool, why| {
+            Error::from(ErrorKind::Damaged {
+                link: Arc::clone(&self.link),
+                what: self.path(pool).display().to_string(),
+                why,
+            })
+        };
+        let (shape, epoch) = (shm.header.shape, shm.header.epoch);
+        let mut segments = vec![shm];
+        for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool as usize].1 > 0) {
+            let segment =
+                next(Some(pool), Some(epoch))?.ok_or_else(|| damaged(Some(pool), "it is missing"))?;
+            if segment.header.epoch != epoch || segment.header.shape != shape {
+                return Err(damaged(Some(pool), "it belongs to another link of the same name"));
+            }
+            segments.push(segment);
+        }
+        Ok(Some(segments))
     }
 
     /// Removes a file, if it is a segment of the link with this epoch.

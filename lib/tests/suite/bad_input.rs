@@ -298,6 +298,41 @@ fn full_file_system_is_reported() {
     }
 }
 
+/// Attempts that fail before there are segments, and after.
+#[test]
+fn failed_attempt_leaves_the_directory_as_it_was() {
+    let dir = ipc_dir();
+    let before = |dir: &Path, changes: &str| {
+        let before = shmesh_testing::files(dir);
+        let config = config("link", changes);
+        let attempts = [
+            refused(options(dir).create(&config)),
+            refused(options(dir).keep(&config)),
+            refused(options(dir).attach("link", Side::Secondary)),
+        ];
+        assert_eq!(shmesh_testing::files(dir), before, "{attempts:?}");
+        kind_of(&attempts[0])
+    };
+    // More than any file system has.
+    let kind = before(dir.path(), "data=16777216x65000");
+    assert!(["NoSpace", "System", "MemoryLimit"].contains(&&*kind), "{kind}");
+    // Segments of a link with a pool in device memory have names by the time that its host listens.
+    let deep = dir.path().join("a".repeat(120));
+    std::fs::create_dir(&deep).unwrap();
+    for changes in ["backing=memfd", "cuda=64x4"] {
+        assert_eq!(before(&deep, changes), "Host", "{changes}");
+    }
+    let link = create(dir.path(), "cuda=64x4").unwrap();
+    let no_memory = |_| Err::<shmesh::device::HostMemory, _>(std::io::ErrorKind::OutOfMemory.into());
+    refused(link.device_pool(PoolId::CudaData, no_memory));
+    drop(link);
+    assert_eq!(shmesh_testing::files(dir.path()), ["a".repeat(120)]);
+    std::fs::write(dir.path().join("link_shm"), "another program's").unwrap();
+    for changes in ["", "backing=memfd"] {
+        assert_eq!(before(dir.path(), changes), "NotOurs", "{changes}");
+    }
+}
+
 #[test]
 fn remains_of_a_dead_creator_are_reused() {
     if !is_root() {
@@ -343,10 +378,7 @@ fn memory_limit_is_reported() {
     for backing in ["", "backing=memfd"] {
         let answer = peer.ask(&format!("create link data=65536x64 {backing}"));
         said(&answer, &["err MemoryLimit link link: ", "2000000 remain", "resources.limits.memory"]);
-        assert_eq!(
-            shmesh_testing::files(dir.path()).into_iter().filter(|file| file != "link.lock").count(),
-            0
-        );
+        assert_eq!(shmesh_testing::files(dir.path()), [""; 0]);
     }
     peer.tell("create link data=4096x64");
 }

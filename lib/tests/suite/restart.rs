@@ -2,10 +2,11 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shmesh::{LinkOptions, Side};
-use shmesh_testing::{Peer, Watchdog, config, files, ipc_dir, is_root, until};
+use shmesh_testing::{Peer, Watchdog, config, files, ipc_dir, is_root, receive, refused, send, until};
 
 /// Each kind of link that restarts differently.
 const KINDS: [&str; 6] = [
@@ -685,6 +686,90 @@ fn race_of_primaries(races: u32) {
     }
 }
 
+#[test]
+fn failing_creators_neither_disturb_others_nor_leave_anything() {
+    beside_failing_creators(50);
+}
+
+#[test]
+#[ignore = "long: 1,000 links of each kind"]
+fn failing_creators_never_disturb_others() {
+    beside_failing_creators(1000);
+}
+
+fn beside_failing_creators(links: u32) {
+    let _watchdog = Watchdog::start();
+    for kind in KINDS.into_iter().chain(["cuda=64x4", "backing=memfd cuda=64x4"]) {
+        let dir = ipc_dir();
+        let options = LinkOptions::new().dir(dir.path());
+        let exchange = || -> shmesh::Result<()> {
+            let phy = options.create(&config("link", kind))?;
+            let mac = options.attach("link", Side::Secondary)?;
+            send(&mac, 1, "hello")?;
+            assert_eq!(receive(&phy)?, Some((1, "hello".to_owned())), "{kind}");
+            Ok(())
+        };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    // More than any file system has.
+                    let config = config("link", "data=16777216x65000");
+                    while !is_over.load(Ordering::Relaxed) {
+                        refused(options.create(&config));
+                    }
+                });
+            }
+            let exchanged = (0..links).try_for_each(|_| exchange());
+            is_over.store(true, Ordering::Relaxed);
+            exchanged.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        });
+        assert_eq!(files(dir.path()), [""; 0], "{kind}");
+    }
+}
+
+/// A process that detaches leaves the link to a creator that is just opening it, and gives up because of another shape.
+#[test]
+fn creator_that_gives_up_beside_the_last_process_removes_the_link() {
+    let _watchdog = Watchdog::start();
+    // Mapping these takes so long that the other process often detaches meanwhile.
+    for kind in ["data=65536x512", "data=65536x512 cuda=64x4"] {
+        let dir = ipc_dir();
+        let (mut last, mut creator) = (Peer::start(dir.path()), Peer::start(dir.path()));
+        for round in 0..40 {
+            last.tell(&format!("create link {kind}"));
+            creator.order(&format!("create link ring=64 {kind}"));
+            std::thread::sleep(Duration::from_micros(round * 200));
+            last.tell("close");
+            if creator.answer() == "ok" {
+                creator.tell("close");
+            }
+            assert_eq!(files(dir.path()), [""; 0], "{kind}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn link_is_removed_although_another_process_looks_at_its_files() {
+    let _watchdog = Watchdog::start();
+    let dir = ipc_dir();
+    let mut peer = Peer::start(dir.path());
+    for round in 0..100 {
+        peer.tell("create link");
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(shmesh::inspect::Remains::of(dir.path(), &"link".parse().unwrap()));
+                }
+            });
+            peer.tell("close");
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(files(dir.path()), [""; 0], "round {round}");
+    }
+}
+
 /// A creator that is stopped at any moment blocks no other process, and later finds their link.
 #[test]
 fn creator_that_is_stopped_does_not_block_others() {
@@ -909,10 +994,10 @@ fn fresh_link_starts_empty() {
         drop(loans);
         for (from, to) in [(&phy, &mac), (&mac, &phy)] {
             for i in 0..16 {
-                shmesh_testing::send(from, i, "new").unwrap();
+                send(from, i, "new").unwrap();
             }
             for i in 0..16 {
-                assert_eq!(shmesh_testing::receive(to).unwrap(), Some((i, "new".to_owned())), "{kind}");
+                assert_eq!(receive(to).unwrap(), Some((i, "new".to_owned())), "{kind}");
             }
         }
         if config.notify {
@@ -941,7 +1026,7 @@ fn fresh_is_refused_while_a_participant_is_attached() {
             assert!(refused.contains(word), "{kind}: {refused}");
         }
         let phy = options.create(&config).unwrap();
-        assert_eq!(shmesh_testing::receive(&phy).unwrap(), Some((1, "waits".to_owned())), "{kind}");
+        assert_eq!(receive(&phy).unwrap(), Some((1, "waits".to_owned())), "{kind}");
         // A handle of this process counts, too.
         mac.kill();
         until("the death is seen", || phy.recover().is_ok() && phy.participants().count() == 1);

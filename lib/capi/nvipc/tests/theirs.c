@@ -122,10 +122,6 @@ int main(int argc, char **argv)
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
     setenv("SHMESH_NVIPC_LAYOUT", "shmesh", 1);
     CHECK(create_nv_ipc_interface(&cfg) == NULL);
-    /* The attempt leaves its lock file, as any failed attempt does. */
-    char lock[4096];
-    snprintf(lock, sizeof(lock), "%s/theirs.lock", getenv("SHMESH_DIR"));
-    CHECK(unlink(lock) == 0);
     CHECK(nv_ipc_lookup_config(&cfg, "theirs", NV_IPC_MODULE_MAC) == -1);
     CHECK(phy->ipc_destroy(phy) == 0);
     CHECK(phy->tx_tti_sem_post(phy) == -1);

@@ -30,7 +30,7 @@ use super::Shared;
 use crate::config::Backing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::segment::header::LAYOUT_VERSION;
-use crate::segment::lock::{Host, Lock};
+use crate::segment::lock::{Host, Lock, inode_of};
 use crate::segment::store::Store;
 pub(super) use gather::{GatherOutcome, gather};
 pub use link_host::{LinkHost, LinkHostOffer};
@@ -211,7 +211,7 @@ pub(super) fn refused(store: &Store, what: &'static str) -> ErrorKind {
 
 /// Opens the lock file of a link. Creates it for a creator, or if a link exists without it. Returns `None` if there is no
 /// link.
-pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
+pub(crate) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
     let path = lock_path(store);
     let opened = Lock::open(&path).and_then(|opened| {
         if opened.is_some() {
@@ -228,17 +228,6 @@ pub(super) fn lock_file(store: &Store, create: bool) -> Result<Option<Lock>> {
     opened.map_err(|error| store.refused(&path.display().to_string(), error))
 }
 
-/// Acquires the right to create or remove the link. Returns `None` if another process has it, or uses the link.
-pub(crate) fn try_lock(store: &Store) -> Result<Option<Lock>> {
-    let failed = |error| store.refused(&lock_path(store).display().to_string(), error);
-    let Some(lock) = lock_file(store, true)? else { return Ok(None) };
-    let free = lock.try_take_host_role().map_err(failed)?
-        && lock.is_named()
-        && lock.host().map_err(failed)?.is_none()
-        && !lock.others_joined().map_err(failed)?;
-    Ok(free.then_some(lock))
-}
-
 /// A socket on which a host listens, and its number.
 #[derive(Debug)]
 pub(super) struct HostListener {
@@ -251,17 +240,23 @@ pub(super) struct HostListener {
 pub(super) struct HostSocket {
     number: u64,
     path: PathBuf,
+    inode: Option<(u64, u64)>,
 }
 
 impl HostSocket {
     /// Ends the host role, once: removes the socket's name and releases its number.
     pub(super) fn end(&self, lock: &Lock) {
         if lock.withdraw() {
-            if lock.is_named() {
-                let _ = std::fs::remove_file(&self.path);
-            }
-            lock.leave_socket(self.number);
+            self.remove(lock);
         }
+    }
+
+    fn remove(&self, lock: &Lock) {
+        // If the lock file was removed by force, another process may have this number in the next one.
+        if inode_of(&self.path) == self.inode {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        lock.leave_socket(self.number);
     }
 }
 
@@ -270,18 +265,18 @@ pub(super) fn locking(store: &Store, error: io::Error) -> Error {
     Error::system(&store.link, "lock the lock file", error)
 }
 
-/// Listens for newcomers and becomes the host, in one last step. Returns `None` if there is a host of this kind.
+/// Listens for newcomers and becomes the host, in one last step. Returns `None` if there is a host of this kind, or if the link
+/// is being removed.
 pub(super) fn listen(store: &Store, lock: &Lock, host: Host) -> Result<Option<HostListener>> {
     // A sidecar needs the credentials of each sender.
     let on = if host == Host::Sidecar { socket::listen_for_senders } else { socket::listen_on };
-    let listening = bind(store, lock, on).map_err(|error| deaf(store, error))?;
+    let Some(listening) = bind(store, lock, on).map_err(|error| deaf(store, error))? else { return Ok(None) };
     if lock.try_publish(host, listening.place.number).map_err(|error| locking(store, error))? {
         // Processes that watch the lock file by inotify see the change.
         drop(Lock::open(&lock_path(store)));
         return Ok(Some(listening));
     }
-    let _ = std::fs::remove_file(&listening.place.path);
-    lock.leave_socket(listening.place.number);
+    listening.place.remove(lock);
     Ok(None)
 }
 
@@ -307,16 +302,29 @@ pub(super) fn serve_memory(shared: &Shared, host: Option<Host>) -> Result<Option
     Ok(listening)
 }
 
-fn bind(store: &Store, lock: &Lock, on: fn(&Path, u32) -> io::Result<OwnedFd>) -> io::Result<HostListener> {
+/// Returns `None` if the link is being removed.
+fn bind(
+    store: &Store,
+    lock: &Lock,
+    on: fn(&Path, u32) -> io::Result<OwnedFd>,
+) -> io::Result<Option<HostListener>> {
     let mut from = 0;
     while let Some(number) = lock.take_socket(user::effective(), from)? {
+        // From now on the lock file keeps its name, so no other process has this number.
+        if !lock.is_open()? {
+            lock.leave_socket(number);
+            return Ok(None);
+        }
         let path = socket_path(store, number);
         // The number is ours, so an existing socket is stale.
         if std::fs::symlink_metadata(&path).is_ok_and(|there| there.file_type().is_socket()) {
             let _ = std::fs::remove_file(&path);
         }
         match on(&path, store.file_mode).and_then(|listener| set_nonblocking(&listener).map(|()| listener)) {
-            Ok(listener) => return Ok(HostListener { listener, place: HostSocket { number, path } }),
+            Ok(listener) => {
+                let inode = inode_of(&path);
+                return Ok(Some(HostListener { listener, place: HostSocket { number, path, inode } }));
+            }
             Err(error) => {
                 lock.leave_socket(number);
                 // Another user's socket, which may not be removed.

@@ -142,7 +142,7 @@ fn data_parts_in_device_memory() {
 }
 
 #[test]
-fn failed_create_leaves_no_memory() {
+fn failed_create_leaves_the_directory_as_it_was() {
     check("failed", "");
 }
 
