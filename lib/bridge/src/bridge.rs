@@ -92,7 +92,7 @@ pub struct BridgeConfig {
     pub peer_timeout: Duration,
 }
 
-/// The bridge of one node. It ends when it is dropped, after [`stop`](Self::stop) in good order.
+/// The bridge of one node. It runs until [`stop`](Self::stop).
 #[derive(Debug)]
 pub struct Bridge {
     ends: Vec<Arc<HomeOrFar>>,
@@ -209,11 +209,7 @@ impl HomeOrFar {
         let counts = self.metrics.of(&settings.link, node);
         let mut session = PeerSession::new(settings, outlet, Arc::clone(&inbox), counts)?;
         let (stop, name) = (Arc::clone(&self.stop), format!("{}:{node}", self.template.link));
-        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
-            if let Err(error) = session.run(&stop) {
-                error!("session {name} ended: {error:#}");
-            }
-        });
+        let thread = std::thread::Builder::new().name(name).spawn(move || session.run(&stop));
         let thread = thread.context("cannot start a thread")?;
         sessions.insert(node.to_owned(), SessionThread { inbox: Arc::clone(&inbox), thread });
         Ok(inbox)

@@ -8,6 +8,9 @@ use shmesh::config::{BroadcastConfig, LinkConfig, PoolConfig, PoolId, Receivers,
 /// The version of the protocol. Bridges of different versions refuse each other.
 pub const VERSION: u16 = 1;
 
+/// Numbers of messages are below this, so that sums of them do not overflow. No stream comes near it.
+const NUMBER_END: u64 = 1 << 62;
+
 /// Bytes of a message's head.
 pub const ITEM_HEAD_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 1 + 4 + 4 + 1 + 4 + 4;
 const KIND_ITEM: u8 = 1;
@@ -174,7 +177,8 @@ impl ItemHead {
             msg_len: reader.u32()?,
             data_len: reader.u32()?,
         };
-        if head.stream == 0 || head.number == 0 || head.oldest == 0 || head.oldest > head.number {
+        let is_number = (1..NUMBER_END).contains(&head.number);
+        if head.stream == 0 || !is_number || head.oldest == 0 || head.oldest > head.number {
             return Err(FrameError::Damaged("its numbers contradict each other"));
         }
         if reader.0.len() as u64 != u64::from(head.msg_len) + u64::from(head.data_len) {
@@ -299,7 +303,9 @@ impl Status {
         if !reader.0.is_empty() {
             return Err(FrameError::Damaged("it is too long"));
         }
-        if status.stream == 0 || status.oldest == 0 || status.oldest > status.next {
+        let numbers = [status.next, status.delivered, status.received, status.limit];
+        let are_numbers = numbers.iter().all(|number| *number < NUMBER_END);
+        if status.stream == 0 || !are_numbers || status.oldest == 0 || status.oldest > status.next {
             return Err(FrameError::Damaged("its numbers contradict each other"));
         }
         Ok(status)
@@ -404,6 +410,19 @@ mod tests {
         ItemHead { pool: Some(PoolId::CudaData), ..item() }.encode(&mut bytes);
         bytes.extend_from_slice(b"abcde");
         assert!(Frame::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn numbers_that_would_overflow_are_refused() {
+        for number in [u64::MAX, 1 << 62] {
+            let mut bytes = Vec::new();
+            ItemHead { number, oldest: number, ..item() }.encode(&mut bytes);
+            bytes.extend_from_slice(b"abcde");
+            assert!(Frame::decode(&bytes).is_err());
+            assert!(Frame::decode(&Status { next: number, ..status(None) }.encode()).is_err());
+            assert!(Frame::decode(&Status { limit: number, ..status(None) }.encode()).is_err());
+            assert!(Frame::decode(&Status { delivered: number, ..status(None) }.encode()).is_err());
+        }
     }
 
     proptest! {

@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use shmesh::config::{LinkConfig, LinkName, PoolId};
 use shmesh::inspect::View;
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::engine::Outlet;
 use crate::frame::{Frame, ItemHead, ItemKind, Status, WireShape};
@@ -264,27 +264,28 @@ impl PeerSession {
     }
 
     /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds.
-    ///
-    /// # Errors
-    /// The engine has ended.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+    pub fn run(&mut self, stop: &AtomicBool) {
         loop {
             if stop.load(Ordering::Acquire) {
                 let since = *self.stopping.get_or_insert_with(Instant::now);
                 let is_done = self.sender.is_drained() && self.receiver.front().is_none();
                 if is_done || since.elapsed() > DRAIN_LIMIT || self.attached.is_none() {
-                    self.tell()?;
-                    return Ok(());
+                    self.tell();
+                    return;
                 }
             }
             while let Some(frame) = self.inbox.pop() {
-                self.hear(&frame)?;
+                self.hear(&frame);
             }
             self.attach_or_detach();
-            self.deliver()?;
-            self.take()?;
-            self.send_again_if_stalled()?;
-            self.tell_if_changed()?;
+            let worked = self.deliver().and_then(|()| self.take());
+            if let Err(error) = worked {
+                // Evicted, or the link is damaged. It is looked for again.
+                self.complain(format!("the link failed: {error}"));
+                self.leave_link();
+            }
+            self.send_again_if_stalled();
+            self.tell_if_changed();
             self.wait();
         }
     }
@@ -293,29 +294,25 @@ impl PeerSession {
         self.other.as_ref().is_some_and(|other| other.heard.elapsed() < self.settings.peer_timeout)
     }
 
-    fn hear(&mut self, frame: &[u8]) -> Result<()> {
+    fn hear(&mut self, frame: &[u8]) {
         match Frame::decode(frame) {
             Ok(Frame::Status(status)) => self.hear_status(*status),
-            Ok(Frame::Item(head, parts)) => {
-                self.hear_item(head, parts);
-                Ok(())
-            }
+            Ok(Frame::Item(head, parts)) => self.hear_item(head, parts),
             Err(error) => {
                 self.counts.refused.inc();
                 self.complain(format!("a frame was refused: {error}"));
-                Ok(())
             }
         }
     }
 
-    fn hear_status(&mut self, status: Status) -> Result<()> {
+    fn hear_status(&mut self, status: Status) {
         if self.earlier_instance == Some(status.instance) {
             self.counts.refused.inc();
             self.complain(format!(
                 "two bridges answer for link {} and node {}: stop one of them, or give it another --node",
                 self.settings.link, self.settings.node
             ));
-            return Ok(());
+            return;
         }
         let known = self.other.as_ref().map(|other| other.status.instance);
         if known != Some(status.instance) {
@@ -337,7 +334,9 @@ impl PeerSession {
         }
         let is_asked = status.again;
         self.other = Some(Other { status, heard: Instant::now() });
-        if is_asked { self.send_again(received) } else { Ok(()) }
+        if is_asked {
+            self.send_again(received);
+        }
     }
 
     fn hear_item(&mut self, head: ItemHead, parts: &[u8]) {
@@ -433,10 +432,15 @@ impl PeerSession {
             }
     }
 
-    fn detach(&mut self) {
+    fn leave_link(&mut self) {
         self.inbox.set_waiter(None);
         self.attached = None;
         self.posts.clear();
+        self.posted.set(0);
+    }
+
+    fn detach(&mut self) {
+        self.leave_link();
         info!(link = %self.settings.link, node = self.settings.node, "detached: the other side has no participants");
     }
 
@@ -509,7 +513,7 @@ impl PeerSession {
     }
 
     /// Passes what was received to the link.
-    fn deliver(&mut self) -> Result<()> {
+    fn deliver(&mut self) -> Result<(), Error> {
         let blocked = self.blocked.take();
         let mut delivered = 0_u64;
         let mut complaint = None;
@@ -531,12 +535,7 @@ impl PeerSession {
                     self.blocked = blocked.filter(|_| delivered == 0).or_else(|| Some(Instant::now()));
                     break;
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::Evicted { .. }) => {
-                    complaint = Some(error.to_string());
-                    self.inbox.set_waiter(None);
-                    self.attached = None;
-                    break;
-                }
+                Err(error) if matches!(error.kind(), ErrorKind::Evicted { .. }) => return Err(error),
                 Err(error) => {
                     // The other side's link has another shape.
                     complaint = Some(format!("a message was dropped: {error}"));
@@ -553,12 +552,12 @@ impl PeerSession {
             && self.receiver.take_post()
         {
             self.blocked = Some(Instant::now());
-            attached.link.post().context("cannot post")?;
+            attached.link.post()?;
         }
         if let Some(attached) =
             self.attached.as_ref().filter(|attached| delivered > 0 && attached.has_notification)
         {
-            attached.link.notify().context("cannot notify")?;
+            attached.link.notify()?;
         }
         if let Some(complaint) = complaint {
             self.complain(complaint);
@@ -567,7 +566,7 @@ impl PeerSession {
     }
 
     /// Takes messages from the link, and sends them.
-    fn take(&mut self) -> Result<()> {
+    fn take(&mut self) -> Result<(), Error> {
         let Some(attached) = self.attached.as_mut().filter(|_| self.stopping.is_none()) else {
             return Ok(());
         };
@@ -595,7 +594,7 @@ impl PeerSession {
                 self.posts.pop_front();
                 self.journal.taking(self.sender.next());
                 let frame = self.sender.add(head(ItemKind::Post), |_| {});
-                self.outlet.put(&self.settings.node, frame)?;
+                put(&*self.outlet, &self.settings.node, frame);
                 continue;
             }
             if !attached.link.has_message() {
@@ -610,15 +609,15 @@ impl PeerSession {
                         msg_id: message.msg_id(),
                         cell_id: message.cell_id(),
                         pool: message.data_pool(),
-                        msg_len: u32::try_from(msg.len())?,
-                        data_len: u32::try_from(data.len())?,
+                        msg_len: length(msg.len()),
+                        data_len: length(data.len()),
                         ..head(kind)
                     };
                     let frame = self.sender.add(head, |frame| {
                         append(frame, msg);
                         append(frame, data);
                     });
-                    self.outlet.put(&self.settings.node, frame)?;
+                    put(&*self.outlet, &self.settings.node, frame);
                     self.taken += 1;
                     self.counts.sent.inc();
                 }
@@ -628,16 +627,15 @@ impl PeerSession {
                 }
                 Err(error) => {
                     self.journal.taking(self.sender.next() - 1);
+                    if matches!(error.kind(), ErrorKind::Evicted { .. }) {
+                        return Err(error);
+                    }
                     failure = Some(error);
                     break;
                 }
             }
         }
         if let Some(error) = failure {
-            if matches!(error.kind(), ErrorKind::Evicted { .. }) {
-                self.inbox.set_waiter(None);
-                self.attached = None;
-            }
             self.complain(error.to_string());
         }
         Ok(())
@@ -645,24 +643,25 @@ impl PeerSession {
 
     // ---- the other side ----
 
-    fn send_again_if_stalled(&mut self) -> Result<()> {
-        let Some(other) = &self.other else { return Ok(()) };
+    fn send_again_if_stalled(&mut self) {
+        let Some(other) = &self.other else { return };
         let is_mine = other.status.known_stream == self.sender.stream();
         let received = if is_mine { other.status.received } else { 0 };
         let is_stalled = !self.sender.is_drained()
             && received + 1 < self.sender.next()
             && self.received_at.elapsed() >= AGAIN_AFTER
             && self.is_connected();
-        if is_stalled { self.send_again(received) } else { Ok(()) }
+        if is_stalled {
+            self.send_again(received);
+        }
     }
 
-    fn send_again(&mut self, received: u64) -> Result<()> {
+    fn send_again(&mut self, received: u64) {
         self.received_at = Instant::now();
         for frame in self.sender.again(received) {
-            self.outlet.put(&self.settings.node, frame)?;
+            put(&*self.outlet, &self.settings.node, frame);
             self.counts.again.inc();
         }
-        Ok(())
     }
 
     fn status(&self, again: bool) -> Status {
@@ -683,14 +682,16 @@ impl PeerSession {
         }
     }
 
-    fn tell_if_changed(&mut self) -> Result<()> {
+    fn tell_if_changed(&mut self) {
         let Some((at, told)) = &self.told else { return self.tell() };
         let quarter = (self.receiver.limit() - self.receiver.delivered()) / 4;
         let is_due = self.must_tell
             || self.receiver.delivered() > told.delivered + quarter
             || at.elapsed() >= self.settings.peer_timeout / 5
             || (at.elapsed() >= TELL_AFTER && self.has_changed(told));
-        if is_due { self.tell() } else { Ok(()) }
+        if is_due {
+            self.tell();
+        }
     }
 
     /// Whether there is news. `next` is none: the messages tell it themselves.
@@ -699,13 +700,12 @@ impl PeerSession {
         now != Status { next: now.next, oldest: now.oldest, again: false, ..told.clone() }
     }
 
-    fn tell(&mut self) -> Result<()> {
+    fn tell(&mut self) {
         let asks = std::mem::take(&mut self.asks);
         let status = self.status(asks);
         self.must_tell = false;
-        self.outlet.put(&self.settings.node, &status.encode())?;
+        put(&*self.outlet, &self.settings.node, &status.encode());
         self.told = Some((Instant::now(), status));
-        Ok(())
     }
 
     fn wait(&self) {
@@ -727,7 +727,7 @@ impl PeerSession {
             }
             return;
         }
-        let may_take = self.sender.has_room() && self.stopping.is_none();
+        let may_take = self.sender.has_room() && self.passed_over == 0 && self.stopping.is_none();
         let is_posted = || {
             let is_posted = attached.link.wait_tti(Some(Duration::ZERO)).unwrap_or(false);
             self.posted.set(self.posted.get() + u32::from(is_posted));
@@ -741,6 +741,18 @@ impl PeerSession {
         };
         let _ = attached.waiter.wait_until(Some(timeout), ready);
     }
+}
+
+/// Gives a frame to the engine. If that fails, it is lost, and sent again as others that are lost.
+fn put(outlet: &dyn Outlet, node: &str, frame: &[u8]) {
+    if let Err(error) = outlet.put(node, frame) {
+        debug!(node, "cannot send a frame: {error:#}");
+    }
+}
+
+/// A length of a part of a message: no buffer is larger than 2 GiB.
+fn length(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 fn append(frame: &mut Vec<u8>, bytes: SharedBytes<'_>) {
