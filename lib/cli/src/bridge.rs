@@ -24,7 +24,8 @@ pub(crate) struct Args {
 
 /// Becomes `shmesh-bridge`: the one beside this program, else the one in `PATH`.
 pub(crate) fn run(args: &Args) -> Result<Infallible> {
-    let beside = std::env::current_exe().ok().map(|me| me.with_file_name(PROGRAM)).filter(|path| path.is_file());
+    let beside =
+        std::env::current_exe().ok().map(|me| me.with_file_name(PROGRAM)).filter(|path| path.is_file());
     let program = beside.unwrap_or_else(|| PathBuf::from(PROGRAM));
     let error = Command::new(&program).args(&args.arguments).exec();
     if error.kind() == ErrorKind::NotFound {
