@@ -177,12 +177,14 @@ impl Bridge {
 impl HomeOrFar {
     /// Gives a frame to its session. At home a new far node gets one with its first status.
     fn hear(self: &Arc<Self>, node: &str, frame: Vec<u8>) {
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        // One ends when its node is silent for long.
+        sessions.retain(|_, running| !running.thread.is_finished());
         if let Some(running) = sessions.get(node) {
             return running.inbox.push(frame);
         }
-        let is_new =
-            self.template.end == BridgeEnd::Home && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
+        let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
+        let is_new = is_known && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
         let count = sessions.len();
         drop(sessions);
         if !is_new || self.stop.load(Ordering::Acquire) {

@@ -12,7 +12,7 @@ pub const VERSION: u16 = 1;
 const NUMBER_END: u64 = 1 << 62;
 
 /// Bytes of a message's head.
-pub const ITEM_HEAD_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 1 + 4 + 4 + 1 + 4 + 4;
+pub const ITEM_HEAD_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 8 + 1 + 4 + 4 + 1 + 4 + 4;
 const KIND_ITEM: u8 = 1;
 const KIND_STATUS: u8 = 2;
 
@@ -30,6 +30,8 @@ pub enum ItemKind {
 /// The head of a message or a post. Its MSG part follows, then its DATA part.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ItemHead {
+    /// The process of the bridge that it is for.
+    pub to: u64,
     /// The stream that it belongs to: a new one whenever the sender's count starts again.
     pub stream: u64,
     /// Its number in the stream; the first is 1.
@@ -55,6 +57,8 @@ pub struct ItemHead {
 pub struct Status {
     /// The number of this process of the bridge.
     pub instance: u64,
+    /// The process that it is for, as far as it is known; 0: any.
+    pub to: u64,
     /// The stream that it sends.
     pub stream: u64,
     /// The lowest number that it can still send again.
@@ -139,7 +143,7 @@ impl ItemHead {
     pub fn encode(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(&VERSION.to_le_bytes());
         to.push(KIND_ITEM);
-        for number in [self.stream, self.number, self.oldest] {
+        for number in [self.stream, self.number, self.to, self.oldest] {
             to.extend_from_slice(&number.to_le_bytes());
         }
         to.push(match self.kind {
@@ -158,6 +162,7 @@ impl ItemHead {
         let head = Self {
             stream: reader.u64()?,
             number: reader.u64()?,
+            to: reader.u64()?,
             oldest: reader.u64()?,
             kind: match reader.u8()? {
                 0 => ItemKind::Inline,
@@ -196,9 +201,10 @@ impl ItemHead {
     }
 }
 
-/// Sets the oldest number in an encoded message that is sent again.
-pub fn set_oldest(encoded: &mut [u8], oldest: u64) {
-    encoded[19..27].copy_from_slice(&oldest.to_le_bytes());
+/// Changes an encoded message that is sent again: the process that it is for, and the oldest number.
+pub fn set_receiver(encoded: &mut [u8], to: u64, oldest: u64) {
+    encoded[19..27].copy_from_slice(&to.to_le_bytes());
+    encoded[27..35].copy_from_slice(&oldest.to_le_bytes());
 }
 
 impl WireShape {
@@ -265,6 +271,7 @@ impl Status {
         to.push(KIND_STATUS);
         for number in [
             self.instance,
+            self.to,
             self.stream,
             self.oldest,
             self.next,
@@ -288,6 +295,7 @@ impl Status {
     fn decode(reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
         let status = Self {
             instance: reader.u64()?,
+            to: reader.u64()?,
             stream: reader.u64()?,
             oldest: reader.u64()?,
             next: reader.u64()?,
@@ -343,6 +351,7 @@ mod tests {
     fn status(shape: Option<WireShape>) -> Status {
         Status {
             instance: 9,
+            to: 6,
             stream: 5,
             oldest: 3,
             next: 4,
@@ -359,6 +368,7 @@ mod tests {
 
     fn item() -> ItemHead {
         ItemHead {
+            to: 6,
             stream: 5,
             number: 4,
             oldest: 3,
@@ -389,8 +399,8 @@ mod tests {
         assert_eq!(bytes.len(), ITEM_HEAD_BYTES);
         bytes.extend_from_slice(b"abcde");
         assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(item(), b"abcde")));
-        set_oldest(&mut bytes, 2);
-        assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(ItemHead { oldest: 2, ..item() }, b"abcde")));
+        set_receiver(&mut bytes, 1, 2);
+        assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(ItemHead { to: 1, oldest: 2, ..item() }, b"abcde")));
         bytes.push(0);
         assert!(matches!(Frame::decode(&bytes), Err(FrameError::Damaged(_))), "a byte too many");
     }

@@ -10,7 +10,7 @@
 #![expect(unsafe_code, reason = "a mapping that outlives the process")]
 #![expect(clippy::disallowed_types, reason = "words in a file, which no model can replace")]
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::MmapMut;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"SHMBRDG1");
-const WORDS: usize = 6;
+const MAGIC: u64 = u64::from_le_bytes(*b"SHMBRDG2");
+const WORDS: usize = 8;
 const BYTES: u64 = (WORDS * 8) as u64;
 
 const SENT_STREAM: usize = 1;
@@ -27,11 +27,15 @@ const TAKEN: usize = 2;
 const RECEIVED_STREAM: usize = 3;
 const BEGUN: usize = 4;
 const DONE: usize = 5;
+const EPOCH: usize = 6;
+const BASE: usize = 7;
 
 /// The file of one bridge and one of its peers.
 #[derive(Debug)]
 pub struct Journal {
     map: MmapMut,
+    /// Locked: two bridges with one journal would count with the same numbers.
+    _file: File,
 }
 
 /// The numbers that the last process of this bridge wrote.
@@ -53,10 +57,16 @@ impl Journal {
     /// Opens the file, or makes it, and reads what the last process left.
     ///
     /// # Errors
-    /// The file cannot be opened or mapped.
+    /// The file cannot be opened or mapped, or another bridge uses it.
     pub fn open(path: &Path) -> io::Result<(Self, Past)> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        file.try_lock().map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "another bridge of this link and node uses it; stop that one first",
+            )
+        })?;
         if file.metadata()?.len() != BYTES {
             file.set_len(0)?;
             file.set_len(BYTES)?;
@@ -64,7 +74,7 @@ impl Journal {
         // SAFETY: the file has mode 0600 and a name of this bridge alone, which no other process writes or truncates; the
         // words are only accessed as atomics.
         let map = unsafe { MmapMut::map_mut(&file)? };
-        let journal = Self { map };
+        let journal = Self { map, _file: file };
         if journal.word(0).load(Ordering::Relaxed) != MAGIC {
             (1..WORDS).for_each(|word| journal.word(word).store(0, Ordering::Relaxed));
             journal.word(0).store(MAGIC, Ordering::Relaxed);
@@ -86,6 +96,18 @@ impl Journal {
         debug_assert!(number < WORDS);
         // SAFETY: the mapping has WORDS words and starts at a page; it lives as long as `self`.
         unsafe { &*start.add(number) }
+    }
+
+    /// The position in a broadcast ring less the number in the stream, if it was written for the link of this epoch.
+    pub fn base(&self, epoch: u64) -> Option<u64> {
+        (self.word(EPOCH).load(Ordering::Acquire) == epoch).then(|| self.word(BASE).load(Ordering::Acquire))
+    }
+
+    /// Sets the [`base`](Self::base) for the link of this epoch.
+    pub fn set_base(&self, epoch: u64, base: u64) {
+        self.word(EPOCH).store(0, Ordering::Release);
+        self.word(BASE).store(base, Ordering::Release);
+        self.word(EPOCH).store(epoch, Ordering::Release);
     }
 
     /// A new stream is sent. Its first number will be 1.
@@ -138,13 +160,20 @@ mod tests {
         journal.taking(3);
         journal.begin_received_stream(8, 10);
         journal.delivering(11);
-        let killed_between = Journal::open(&path).unwrap().1;
+        journal.set_base(5, 40);
+        assert_eq!(Journal::open(&path).unwrap_err().kind(), io::ErrorKind::WouldBlock, "it is in use");
+        drop(journal);
+        let (journal, killed_between) = Journal::open(&path).unwrap();
+        assert_eq!((journal.base(5), journal.base(6)), (Some(40), None));
+        drop(journal);
         let expected =
             Past { sent_stream: 7, taken: 3, received_stream: 8, delivered: 11, is_last_lost: true };
         assert_eq!(killed_between, expected);
-        assert_eq!(Journal::open(&path).unwrap().1, Past { is_last_lost: false, ..expected }, "counted once");
+        let (journal, past) = Journal::open(&path).unwrap();
+        assert_eq!(past, Past { is_last_lost: false, ..expected }, "counted once");
         journal.delivering(12);
         journal.not_delivered(12);
+        drop(journal);
         assert_eq!(Journal::open(&path).unwrap().1.delivered, 11);
     }
 

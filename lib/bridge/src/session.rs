@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use shmesh::config::{LinkConfig, LinkName, PoolId};
+use shmesh::config::{LinkConfig, LinkName, PoolId, Receivers, RingMode};
 use shmesh::inspect::View;
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
 use tracing::{debug, error, info, warn};
@@ -35,6 +35,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 /// How long a full ring holds up a post that is behind its messages.
 const POST_AFTER: Duration = Duration::from_millis(20);
+/// After how many times the limit of silence the session of a far node ends.
+const FORGOTTEN_AFTER: u32 = 60;
+/// How long a session does not take messages after it failed to.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long a stopping session waits for what it has taken to arrive.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Messages that wait in the receiving bridge at most.
@@ -87,18 +91,25 @@ pub struct FrameInbox {
 struct FrameInboxState {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    /// Something else than a frame is to be looked at.
+    is_woken: bool,
     /// Wakes the session where it waits on its link.
     waiter: Option<Arc<Waiter>>,
+}
+
+/// Bytes that a frame takes in memory, with those that keep it.
+fn weight(frame: &[u8]) -> usize {
+    frame.len() + 64
 }
 
 impl FrameInbox {
     /// Adds a frame. A sender that ignores the limits loses what does not fit.
     pub fn push(&self, frame: Vec<u8>) {
         let mut state = self.lock();
-        if state.bytes > 0 && state.bytes + frame.len() > 2 * MAX_BYTES {
+        if state.bytes > 0 && state.bytes + weight(&frame) > 2 * MAX_BYTES {
             return;
         }
-        state.bytes += frame.len();
+        state.bytes += weight(&frame);
         state.frames.push_back(frame);
         drop(state);
         self.wake();
@@ -106,8 +117,11 @@ impl FrameInbox {
 
     /// Makes the session look at once.
     pub fn wake(&self) {
+        let mut state = self.lock();
+        state.is_woken = true;
+        let waiter = state.waiter.clone();
+        drop(state);
         self.arrived.notify_one();
-        let waiter = self.lock().waiter.clone();
         if let Some(waiter) = waiter {
             waiter.wake();
         }
@@ -117,15 +131,19 @@ impl FrameInbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_empty(&self) -> bool {
-        self.lock().frames.is_empty()
+    fn is_woken(&self) -> bool {
+        self.lock().is_woken
     }
 
+    /// The next frame. If there is none, the session may sleep.
     fn pop(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
-        let frame = state.frames.pop_front()?;
-        state.bytes -= frame.len();
-        Some(frame)
+        let frame = state.frames.pop_front();
+        match &frame {
+            Some(frame) => state.bytes -= weight(frame),
+            None => state.is_woken = false,
+        }
+        frame
     }
 
     fn set_waiter(&self, waiter: Option<Arc<Waiter>>) {
@@ -134,7 +152,7 @@ impl FrameInbox {
 
     fn wait(&self, timeout: Duration) {
         let state = self.lock();
-        let _ = self.arrived.wait_timeout_while(state, timeout, |state| state.frames.is_empty());
+        let _ = self.arrived.wait_timeout_while(state, timeout, |state| !state.is_woken);
     }
 }
 
@@ -155,15 +173,17 @@ pub struct SessionSettings {
 
 impl SessionSettings {
     fn journal(&self) -> PathBuf {
-        self.dir.join(format!(".shmesh-bridge-{}-{}", self.link, self.node))
+        self.dir.join(format!(".shmesh-bridge-{}@{}", self.link, self.node))
     }
 }
 
 struct LinkHandle {
     link: Link,
     waiter: Arc<Waiter>,
-    /// Messages that the link's ring has passed over, as far as they are known.
-    lost: u64,
+    /// The position in a broadcast ring less the number in the stream.
+    base: Option<u64>,
+    /// The shape of a replica.
+    shape: Option<WireShape>,
     has_notification: bool,
 }
 
@@ -190,11 +210,13 @@ pub struct PeerSession {
     shape: Option<WireShape>,
     /// Participants of the link on the side for which this end does not stand.
     peers: u32,
-    /// Messages that a broadcast ring has passed over, and that were not left out of the stream yet.
-    passed_over: u64,
-    /// Messages taken so far, and the counts after which the posts come.
+    /// A broadcast ring has passed over messages, which are left out as soon as the others have arrived.
+    waits_to_skip: bool,
+    /// When taking a message failed.
+    paused: Option<Instant>,
+    /// Messages taken so far, and the counts after which posts come, with their number.
     taken: u64,
-    posts: VecDeque<u64>,
+    posts: VecDeque<(u64, u32)>,
     /// Posts that were taken while waiting.
     posted: Cell<u32>,
     told: Option<(Instant, Status)>,
@@ -247,7 +269,8 @@ impl PeerSession {
             earlier_instance: None,
             shape: None,
             peers: 0,
-            passed_over: 0,
+            waits_to_skip: false,
+            paused: None,
             taken: 0,
             posts: VecDeque::new(),
             posted: Cell::new(0),
@@ -266,16 +289,22 @@ impl PeerSession {
     /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds.
     pub fn run(&mut self, stop: &AtomicBool) {
         loop {
+            while let Some(frame) = self.inbox.pop() {
+                self.hear(&frame);
+            }
+            // After `pop`, which allows to sleep, so that the wake-up for a stop is never the one that is forgotten.
             if stop.load(Ordering::Acquire) {
                 let since = *self.stopping.get_or_insert_with(Instant::now);
-                let is_done = self.sender.is_drained() && self.receiver.front().is_none();
-                if is_done || since.elapsed() > DRAIN_LIMIT || self.attached.is_none() {
+                let is_sent = self.sender.is_drained() || !self.is_connected();
+                let is_passed_on = self.receiver.front().is_none() || self.attached.is_none();
+                if is_sent && is_passed_on || since.elapsed() > DRAIN_LIMIT {
                     self.tell();
                     return;
                 }
             }
-            while let Some(frame) = self.inbox.pop() {
-                self.hear(&frame);
+            if self.is_forgotten() {
+                info!(link = %self.settings.link, node = self.settings.node, "the node was silent for long: its session ends");
+                return;
             }
             self.attach_or_detach();
             let worked = self.deliver().and_then(|()| self.take());
@@ -288,6 +317,16 @@ impl PeerSession {
             self.tell_if_changed();
             self.wait();
         }
+    }
+
+    /// Whether a far node has gone for good, as far as this can be seen.
+    fn is_forgotten(&self) -> bool {
+        let silence = self.other.as_ref().map(|other| other.heard.elapsed());
+        self.settings.end == BridgeEnd::Home
+            && self.attached.is_none()
+            && self.sender.is_drained()
+            && self.receiver.front().is_none()
+            && silence.is_some_and(|silence| silence > self.settings.peer_timeout * FORGOTTEN_AFTER)
     }
 
     fn is_connected(&self) -> bool {
@@ -306,7 +345,10 @@ impl PeerSession {
     }
 
     fn hear_status(&mut self, status: Status) {
-        if self.earlier_instance == Some(status.instance) {
+        if status.to != 0 && status.to != self.instance {
+            return;
+        }
+        if self.earlier_instance == Some(status.instance) && self.is_connected() {
             self.counts.refused.inc();
             self.complain(format!(
                 "two bridges answer for link {} and node {}: stop one of them, or give it another --node",
@@ -327,6 +369,10 @@ impl PeerSession {
             self.received_at = Instant::now();
         }
         self.sender.acknowledge(status.known_stream, status.delivered, status.limit);
+        if self.receiver.adopt(status.stream, status.oldest) {
+            self.journal.begin_received_stream(status.stream, self.receiver.delivered());
+            self.must_tell = true;
+        }
         let lost = self.receiver.give_up_before(status.stream, status.oldest);
         self.count_lost(lost);
         if let Some(shape) = status.shape.as_ref().filter(|_| self.settings.end == BridgeEnd::Far) {
@@ -341,19 +387,15 @@ impl PeerSession {
 
     fn hear_item(&mut self, head: ItemHead, parts: &[u8]) {
         // Only of the process that was heard last: another may answer to the same name.
-        let Some(other) = self.other.as_mut().filter(|other| other.status.stream == head.stream) else {
+        let is_mine = |other: &&mut Other| other.status.stream == head.stream && head.to == self.instance;
+        let Some(other) = self.other.as_mut().filter(is_mine) else {
             return;
         };
         other.heard = Instant::now();
-        let stream = self.receiver.stream();
         match self.receiver.accept(head, parts) {
-            Arrival::Next { lost } => {
-                if self.receiver.stream() != stream {
-                    self.journal.begin_received_stream(head.stream, self.receiver.delivered());
-                }
-                self.count_lost(lost);
-            }
-            Arrival::Old => {}
+            Arrival::Next { lost } => self.count_lost(lost),
+            // The sender did not get the last status.
+            Arrival::Old => self.must_tell = true,
             Arrival::Early => {
                 // All that is on its way behind a missing message is early. One request is enough for them.
                 let received = self.receiver.received();
@@ -415,21 +457,29 @@ impl PeerSession {
         let other = self.other.as_ref().map(|other| &other.status);
         let (peers, is_drained) = other.map_or((0, true), |status| (status.peers, status.is_drained));
         let has_more = self.receiver.front().is_some() || !is_drained;
-        let is_wanted = is_connected && (peers > 0 || has_more) && self.stopping.is_none();
+        let is_replica_old = self.settings.end == BridgeEnd::Far && self.has_other_shape();
+        let is_wanted = is_connected && (peers > 0 || has_more) && self.stopping.is_none() && !is_replica_old;
         match (&self.attached, is_wanted) {
             (None, true) => self.attach(),
-            (Some(_), false) if self.may_detach(is_connected) => self.detach(),
+            (Some(_), false) if self.may_detach() => self.detach(),
             _ => {}
         }
     }
 
     /// A replica without programs lives by this participant, and so do the messages in it.
-    fn may_detach(&self, is_connected: bool) -> bool {
+    fn may_detach(&self) -> bool {
         self.stopping.is_none()
             && match self.settings.end {
-                BridgeEnd::Home => self.sender.is_drained() || !is_connected,
-                BridgeEnd::Far => self.peers > 0,
+                // What was taken is sent again without the link.
+                BridgeEnd::Home => true,
+                BridgeEnd::Far => self.peers > 0 || self.has_other_shape(),
             }
+    }
+
+    /// Whether the link was made anew with another shape than that of the replica.
+    fn has_other_shape(&self) -> bool {
+        let shape = self.other.as_ref().and_then(|other| other.status.shape.as_ref());
+        shape.is_some() && self.attached.as_ref().is_some_and(|attached| attached.shape.as_ref() != shape)
     }
 
     fn leave_link(&mut self) {
@@ -450,6 +500,11 @@ impl PeerSession {
         if let Some(attached) = &self.attached {
             let peers = attached.link.participants().filter(|peer| peer.word.side() == opposite).count();
             self.peers = count(peers);
+            // An evicted participant of a link without messages learns it here.
+            if let Err(error) = attached.link.wait(Some(Duration::ZERO)) {
+                self.complain(format!("the link failed: {error}"));
+                self.leave_link();
+            }
             return;
         }
         let view = View::open(&self.settings.dir, &self.settings.link);
@@ -500,16 +555,50 @@ impl PeerSession {
         };
         match opened {
             Ok(link) => {
+                if let Some(error) = self.second_receiver(&link) {
+                    return self.complain(error);
+                }
+                let base = self.base_of(&link);
+                let shape = self.other.as_ref().and_then(|other| other.status.shape.clone());
                 let waiter = Arc::new(link.waiter());
                 self.inbox.set_waiter(Some(Arc::clone(&waiter)));
                 let has_notification = link.notify().is_ok();
-                self.attached = Some(LinkHandle { lost: link.lost(), link, waiter, has_notification });
+                self.attached = Some(LinkHandle { link, waiter, base, shape, has_notification });
                 info!(link = %self.settings.link, node = self.settings.node, "attached");
                 self.last_complaint.clear();
                 self.look_at_link();
             }
             Err(error) => self.complain(format!("cannot attach: {error}")),
         }
+    }
+
+    /// Why another session of this process keeps this one from the link, which has one receiver.
+    fn second_receiver(&self, link: &Link) -> Option<String> {
+        let WireShape(shape) = self.shape.as_ref().filter(|_| self.settings.end == BridgeEnd::Home)?;
+        let is_single = shape.ring_mode == RingMode::Spsc || shape.receivers == Receivers::One;
+        let mut others = link.participants().filter(|other| {
+            other.word.side() == Side::Secondary
+                && other.word.pid() == std::process::id()
+                && other.seat != link.seat()
+        });
+        (is_single && others.next().is_some()).then(|| {
+            format!(
+                "link {} has one receiver, and another far node has it: use ring mode mpmc or broadcast, or one far node",
+                self.settings.link
+            )
+        })
+    }
+
+    /// For a broadcast ring: with which position the numbers begin. It stays the same for as long as the link exists, so that what the
+    /// ring passed over while this bridge was away is counted.
+    fn base_of(&self, link: &Link) -> Option<u64> {
+        let position = link.position()?;
+        let epoch = View::open(&self.settings.dir, &self.settings.link).ok()?.epoch();
+        Some(self.journal.base(epoch).unwrap_or_else(|| {
+            let base = position.wrapping_sub(self.sender.next());
+            self.journal.set_base(epoch, base);
+            base
+        }))
     }
 
     /// Passes what was received to the link.
@@ -567,33 +656,52 @@ impl PeerSession {
 
     /// Takes messages from the link, and sends them.
     fn take(&mut self) -> Result<(), Error> {
-        let Some(attached) = self.attached.as_mut().filter(|_| self.stopping.is_none()) else {
-            return Ok(());
-        };
+        let Some(to) = self.may_take() else { return Ok(()) };
+        let Some(attached) = &self.attached else { return Ok(()) };
         let mut failure = None;
         if attached.has_notification {
             while self.posted.get() > 0 || attached.link.wait_tti(Some(Duration::ZERO))? {
                 self.posted.set(self.posted.get().saturating_sub(1));
                 // What was sent before the post comes before it.
-                self.posts.push_back(self.taken + attached.link.queued() as u64);
+                let after = self.taken + attached.link.queued() as u64;
+                match self.posts.back_mut() {
+                    Some((last, count)) if *last == after => *count += 1,
+                    _ => self.posts.push_back((after, 1)),
+                }
             }
         }
         while self.sender.has_room() {
-            let lost = attached.link.lost();
-            self.passed_over += lost.saturating_sub(attached.lost);
-            attached.lost = lost;
-            if self.passed_over > 0 {
+            // What a broadcast ring has passed over is left out of the numbers, too.
+            let place = attached.link.position().zip(attached.base);
+            let passed_over = place.map_or(0, |(position, base)| {
+                position.wrapping_sub(base).wrapping_sub(self.sender.next()).cast_signed()
+            });
+            self.waits_to_skip = passed_over > 0;
+            if self.waits_to_skip {
                 if !self.sender.is_drained() {
                     break;
                 }
-                self.sender.skip(std::mem::take(&mut self.passed_over));
+                self.waits_to_skip = false;
+                self.sender.skip(passed_over.unsigned_abs());
                 self.journal.taking(self.sender.next() - 1);
                 self.must_tell = true;
             }
-            if self.posts.front().is_some_and(|after| *after <= self.taken) {
-                self.posts.pop_front();
+            if passed_over < 0 {
+                // The last of the past, which a newcomer gets once more.
+                if attached.link.receive()?.is_none() {
+                    break;
+                }
+                continue;
+            }
+            // Other receivers may have taken what it waits for.
+            let is_due = |after: u64| after <= self.taken || !attached.link.has_message();
+            if let Some((_, count)) = self.posts.front_mut().filter(|(after, _)| is_due(*after)) {
+                *count -= 1;
+                if *count == 0 {
+                    self.posts.pop_front();
+                }
                 self.journal.taking(self.sender.next());
-                let frame = self.sender.add(head(ItemKind::Post), |_| {});
+                let frame = self.sender.add(head(ItemKind::Post, to), |_| {});
                 put(&*self.outlet, &self.settings.node, frame);
                 continue;
             }
@@ -611,7 +719,7 @@ impl PeerSession {
                         pool: message.data_pool(),
                         msg_len: length(msg.len()),
                         data_len: length(data.len()),
-                        ..head(kind)
+                        ..head(kind, to)
                     };
                     let frame = self.sender.add(head, |frame| {
                         append(frame, msg);
@@ -636,9 +744,17 @@ impl PeerSession {
             }
         }
         if let Some(error) = failure {
+            self.paused = Some(Instant::now());
             self.complain(error.to_string());
         }
         Ok(())
+    }
+
+    /// The process to which messages may be sent: not while no program there would get them.
+    fn may_take(&self) -> Option<u64> {
+        let is_paused = self.paused.is_some_and(|since| since.elapsed() < PAUSE);
+        let other = self.other.as_ref().filter(|other| other.status.peers > 0)?;
+        (self.stopping.is_none() && !is_paused && self.is_connected()).then_some(other.status.instance)
     }
 
     // ---- the other side ----
@@ -658,7 +774,8 @@ impl PeerSession {
 
     fn send_again(&mut self, received: u64) {
         self.received_at = Instant::now();
-        for frame in self.sender.again(received) {
+        let to = self.other.as_ref().map_or(0, |other| other.status.instance);
+        for frame in self.sender.again(to, received) {
             put(&*self.outlet, &self.settings.node, frame);
             self.counts.again.inc();
         }
@@ -668,6 +785,7 @@ impl PeerSession {
         let queued = self.attached.as_ref().is_some_and(|attached| attached.link.has_message());
         Status {
             instance: self.instance,
+            to: self.other.as_ref().map_or(0, |other| other.status.instance),
             stream: self.sender.stream(),
             oldest: self.sender.oldest(),
             next: self.sender.next(),
@@ -677,7 +795,8 @@ impl PeerSession {
             limit: self.receiver.limit(),
             again,
             peers: if self.stopping.is_some() { 0 } else { self.peers },
-            is_drained: self.sender.is_drained() && !queued,
+            // What waits for programs that are not there is not sent.
+            is_drained: self.sender.is_drained() && !(queued && self.may_take().is_some()),
             shape: self.shape.clone(),
         }
     }
@@ -717,24 +836,27 @@ impl PeerSession {
         if !self.sender.is_drained() || self.stopping.is_some() {
             timeout = timeout.min(AGAIN_AFTER / 2);
         }
+        if self.paused.is_some_and(|since| since.elapsed() < PAUSE) {
+            timeout = timeout.min(PAUSE);
+        }
         if self.blocked.is_some() {
             timeout = timeout.min(ROOM_EVERY);
         }
         let Some(attached) = &self.attached else { return self.inbox.wait(timeout) };
         if !attached.has_notification {
-            if !attached.link.has_message() || !self.sender.has_room() {
+            if !attached.link.has_message() || !self.sender.has_room() || self.may_take().is_none() {
                 self.inbox.wait(timeout.min(ROOM_EVERY));
             }
             return;
         }
-        let may_take = self.sender.has_room() && self.passed_over == 0 && self.stopping.is_none();
+        let may_take = self.sender.has_room() && !self.waits_to_skip && self.may_take().is_some();
         let is_posted = || {
             let is_posted = attached.link.wait_tti(Some(Duration::ZERO)).unwrap_or(false);
             self.posted.set(self.posted.get() + u32::from(is_posted));
             is_posted
         };
         let ready = || {
-            !self.inbox.is_empty()
+            self.inbox.is_woken()
                 || (may_take && attached.link.has_message())
                 || attached.link.has_event()
                 || is_posted()
@@ -761,8 +883,9 @@ fn append(frame: &mut Vec<u8>, bytes: SharedBytes<'_>) {
     bytes.copy_to(&mut frame[start..]);
 }
 
-fn head(kind: ItemKind) -> ItemHead {
+fn head(kind: ItemKind, to: u64) -> ItemHead {
     ItemHead {
+        to,
         stream: 0,
         number: 0,
         oldest: 0,

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, set_oldest};
+use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, set_receiver};
 
 /// Bytes that one direction keeps at most, unless a single message is larger.
 pub const MAX_BYTES: usize = 32 << 20;
@@ -87,8 +87,8 @@ impl Sender {
     /// The receiver has delivered everything up to `delivered`, and takes numbers below `limit`.
     pub fn acknowledge(&mut self, known_stream: u64, delivered: u64, limit: u64) {
         if known_stream != self.stream {
-            // It does not know this stream yet. It learns the number to begin with from the first frame.
-            self.limit = self.oldest.saturating_add(limit.saturating_sub(delivered).saturating_sub(1));
+            // It does not know this stream yet. Until it does, nothing is taken that it could not count as lost.
+            self.limit = self.oldest;
             return;
         }
         self.limit = limit;
@@ -104,12 +104,12 @@ impl Sender {
         }
     }
 
-    /// The frames after the number `received`, to be sent again.
-    pub fn again(&mut self, received: u64) -> impl Iterator<Item = &[u8]> {
+    /// The frames after the number `received`, to be sent again, to the process `to`.
+    pub fn again(&mut self, to: u64, received: u64) -> impl Iterator<Item = &[u8]> {
         let (oldest, limit) = (self.oldest, self.limit);
         let numbered = self.kept.iter_mut().zip(oldest..limit);
         numbered.filter(move |(_, number)| *number > received).map(move |(frame, _)| {
-            set_oldest(frame, oldest);
+            set_receiver(frame, to, oldest);
             &frame[..]
         })
     }
@@ -209,14 +209,19 @@ impl Receiver {
         self.window = window.max(1);
     }
 
-    /// Takes a frame. A new stream begins with its oldest number.
+    /// Begins to receive another stream, with the number `oldest`, as soon as all of the last one is delivered. Returns whether it did.
+    pub fn adopt(&mut self, stream: u64, oldest: u64) -> bool {
+        let is_new = stream != self.stream && self.waiting.is_empty();
+        if is_new {
+            (self.stream, self.delivered) = (stream, oldest - 1);
+        }
+        is_new
+    }
+
+    /// Takes a frame of the stream.
     pub fn accept(&mut self, head: ItemHead, parts: &[u8]) -> Arrival {
         if head.stream != self.stream {
-            if !self.waiting.is_empty() {
-                // What was received of the old stream is delivered first; the sender sends this one again.
-                return Arrival::Early;
-            }
-            (self.stream, self.delivered) = (head.stream, head.oldest - 1);
+            return Arrival::Early;
         }
         let expected = self.received() + 1;
         if head.number < expected {
@@ -287,6 +292,7 @@ mod tests {
 
     fn head() -> ItemHead {
         ItemHead {
+            to: 0,
             stream: 0,
             number: 0,
             oldest: 0,
@@ -353,6 +359,7 @@ mod tests {
         }
 
         fn acknowledge(&mut self) {
+            self.receiver.adopt(self.sender.stream(), self.sender.oldest());
             let receiver = &self.receiver;
             self.sender.acknowledge(receiver.stream(), receiver.delivered(), receiver.limit());
         }
@@ -360,7 +367,7 @@ mod tests {
         fn again(&mut self) {
             let known = self.receiver.stream() == self.sender.stream();
             let received = if known { self.receiver.received() } else { 0 };
-            self.way.extend(self.sender.again(received).map(<[u8]>::to_vec));
+            self.way.extend(self.sender.again(1, received).map(<[u8]>::to_vec));
         }
 
         /// The sender is killed: what it kept is gone, and its journal has the last number.
@@ -428,10 +435,6 @@ mod tests {
         #[test]
         fn messages_arrive_once_in_order_or_are_counted(steps in proptest::collection::vec(step(), 0..120)) {
             let mut line = TestLine::new(WINDOW);
-            // The first message is known before anything is killed, as the receiver's stream begins with it.
-            line.acknowledge();
-            line.make();
-            line.arrive(0, false);
             for step in steps {
                 match step {
                     Step::Make => line.make(),
@@ -465,6 +468,8 @@ mod tests {
         let mut sender = Sender::new(1, 0);
         assert!(!sender.has_room(), "nothing is allowed yet");
         sender.acknowledge(0, 0, 1_000_000);
+        assert!(!sender.has_room(), "the receiver does not know the stream");
+        sender.acknowledge(1, 0, 1_000_000);
         let megabyte = vec![0; 1 << 20];
         let mut sent = 0;
         while sender.has_room() {
@@ -477,6 +482,7 @@ mod tests {
     #[test]
     fn frames_beyond_the_limit_are_refused() {
         let mut receiver = Receiver::new(0, 0, 2);
+        assert!(receiver.adopt(3, 1) && !receiver.adopt(3, 5));
         let item = |number| ItemHead { stream: 3, number, oldest: 1, msg_len: 0, ..head() };
         assert_eq!(receiver.accept(item(1), b""), Arrival::Next { lost: 0 });
         assert_eq!(receiver.accept(item(2), b""), Arrival::Next { lost: 0 });

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 use zenoh::pubsub::{Publisher, Subscriber};
@@ -122,7 +122,7 @@ impl Engine for ZenohEngine {
 struct ZenohOutlet {
     session: Session,
     prefix: String,
-    publishers: Mutex<HashMap<String, Publisher<'static>>>,
+    publishers: Mutex<HashMap<String, Arc<Publisher<'static>>>>,
     _subscriber: Subscriber<()>,
 }
 
@@ -134,18 +134,23 @@ impl fmt::Debug for ZenohOutlet {
 
 impl Outlet for ZenohOutlet {
     fn put(&self, node: &str, frame: &[u8]) -> Result<()> {
+        // The lock is not held while a frame is sent: that waits when the connection to this node is slow.
+        self.publisher(node)?.put(frame).wait().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+impl ZenohOutlet {
+    fn publisher(&self, node: &str) -> Result<Arc<Publisher<'static>>> {
         let mut publishers = self.publishers.lock().unwrap_or_else(PoisonError::into_inner);
-        if !publishers.contains_key(node) {
-            let key = format!("{}/{node}", self.prefix);
-            // Express: a frame is sent at once, and does not wait for others to fill a batch.
-            let publisher = self.session.declare_publisher(key.clone());
-            let publisher = publisher
-                .congestion_control(CongestionControl::Block)
-                .express(true)
-                .wait()
-                .map_err(|error| anyhow!("cannot send {key}: {error}"))?;
-            publishers.insert(node.to_owned(), publisher);
+        if let Some(publisher) = publishers.get(node) {
+            return Ok(Arc::clone(publisher));
         }
-        publishers[node].put(frame).wait().map_err(|error| anyhow!("{error}"))
+        let key = format!("{}/{node}", self.prefix);
+        let publisher = self.session.declare_publisher(key.clone());
+        // Express: a frame is sent at once, and does not wait for others to fill a batch.
+        let publisher = publisher.congestion_control(CongestionControl::Block).express(true).wait();
+        let publisher = Arc::new(publisher.map_err(|error| anyhow!("cannot send {key}: {error}"))?);
+        publishers.insert(node.to_owned(), Arc::clone(&publisher));
+        Ok(publisher)
     }
 }

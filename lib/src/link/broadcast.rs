@@ -33,6 +33,29 @@ impl Link {
         if self.incoming().is_broadcast() { self.endpoint.reader().lost() } else { 0 }
     }
 
+    /// The position of the next message that this handle receives: the number of messages that were sent on the link before it.
+    /// `None` on links that are not `broadcast`. It tells a reader that attaches again what it missed.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("prices".parse()?);
+    /// use shmesh::{Side, config::RingMode};
+    /// config.ring_mode = RingMode::Broadcast;
+    /// let writer = options.create(&config)?;
+    /// let reader = options.attach("prices", Side::Secondary)?;
+    /// assert_eq!(reader.position(), Some(0));
+    /// drop(reader);
+    /// writer.send_inline(1, 0, b"")?;
+    /// let reader = options.attach("prices", Side::Secondary)?;
+    /// assert_eq!(reader.position(), Some(1), "it missed one");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn position(&self) -> Option<u64> {
+        self.incoming().is_broadcast().then(|| self.endpoint.reader().position())
+    }
+
     /// Number of readers of a broadcast ring: participants of the secondary side that were not evicted. 0 on other links.
     #[must_use]
     pub fn readers(&self) -> usize {

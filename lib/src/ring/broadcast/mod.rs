@@ -777,6 +777,11 @@ impl Broadcast {
 }
 
 impl Reader {
+    /// The position of the next message.
+    pub(crate) fn position(&self) -> u64 {
+        self.next.get()
+    }
+
     /// Number of messages that the reader lost because it was overtaken.
     pub(crate) fn lost(&self) -> u64 {
         self.lost.get()
