@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
 use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
@@ -21,6 +23,7 @@ struct Machines {
     home: TempDir,
     far: TempDir,
     engine: MemoryEngine,
+    metrics: Metrics,
     is_cut: Arc<AtomicBool>,
 }
 
@@ -44,7 +47,7 @@ impl Machines {
             }
         });
         let dir = || tempfile::tempdir_in("/dev/shm").unwrap();
-        Self { home: dir(), far: dir(), engine, is_cut }
+        Self { home: dir(), far: dir(), engine, metrics: Metrics::default(), is_cut }
     }
 
     fn bridge(&self, end: BridgeEnd, dir: &Path, node: &str) -> Bridge {
@@ -55,7 +58,7 @@ impl Machines {
             node: node.to_owned(),
             peer_timeout: PEER_TIMEOUT,
         };
-        Bridge::start(&config, &self.engine, &Metrics::default()).unwrap()
+        Bridge::start(&config, &self.engine, &self.metrics).unwrap()
     }
 
     fn bridges(&self) -> [Bridge; 2] {
@@ -63,6 +66,16 @@ impl Machines {
             self.bridge(BridgeEnd::Home, self.home.path(), ""),
             self.bridge(BridgeEnd::Far, self.far.path(), "edge"),
         ]
+    }
+
+    /// Messages that the bridges have counted as lost.
+    fn lost(&self) -> u64 {
+        let mut registry = Registry::default();
+        self.metrics.register(&mut registry);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let counts = text.lines().filter(|line| line.starts_with("shmesh_bridge_messages_lost_total{"));
+        counts.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
     }
 
     fn create(&self, config: &LinkConfig) -> Link {
@@ -352,4 +365,116 @@ fn bad_names_of_nodes_are_refused() {
         let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
         assert!(error.to_string().contains(&format!("{node:?}")), "{error}");
     }
+}
+
+#[test]
+fn program_that_ends_is_gone_although_messages_are_sent() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    (0..100).for_each(|number| send(&phy, number));
+    (0..100).for_each(|number| receive(&mac, number));
+    drop(mac);
+    let (start, mut number) = (Instant::now(), 100);
+    while !has_left(&phy) {
+        assert!(start.elapsed() < PATIENCE, "the bridge stays while messages come");
+        if phy.send_inline(number, 5, b"").is_ok() {
+            number += 1;
+            phy.notify().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+/// A reader that comes again has missed messages, or gets some of them once more.
+#[test]
+fn broadcast_counts_what_it_missed_and_doubles_nothing() {
+    let machines = Machines::new(0);
+    let mut config = config(RingMode::Broadcast);
+    config.broadcast.history = 3;
+    let writer = machines.create(&config);
+    let [mut home, far] = machines.bridges();
+    let reader = machines.attach();
+    assert!(writer.wait_for_readers(1, Some(PATIENCE)).unwrap());
+    (0..10).for_each(|number| send(&writer, number));
+    (0..10).for_each(|number| receive(&reader, number));
+    // Nothing new, and the history.
+    home.stop();
+    home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
+    assert!(writer.wait_for_readers(1, Some(PATIENCE)).unwrap());
+    (10..20).for_each(|number| send(&writer, number));
+    (10..20).for_each(|number| receive(&reader, number));
+    assert_eq!(machines.lost(), 0);
+    // Seven messages, of which three are the history.
+    home.stop();
+    assert_eq!(writer.readers(), 0);
+    (20..27).for_each(|number| send(&writer, number));
+    home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
+    assert!(writer.wait_for_readers(1, Some(PATIENCE)).unwrap());
+    (27..30).for_each(|number| send(&writer, number));
+    (24..30).for_each(|number| receive(&reader, number));
+    assert_eq!(machines.lost(), 4);
+    home.stop();
+    far.stop();
+}
+
+#[test]
+fn second_bridge_of_a_node_is_refused() {
+    let machines = Machines::new(0);
+    let bridges = machines.bridges();
+    let config = BridgeConfig {
+        end: BridgeEnd::Far,
+        dir: machines.far.path().to_path_buf(),
+        links: vec!["fronthaul".parse().unwrap()],
+        node: "edge".to_owned(),
+        peer_timeout: PEER_TIMEOUT,
+    };
+    let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
+    assert!(format!("{error:#}").contains("another bridge"), "{error:#}");
+    bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn link_with_one_receiver_takes_one_far_node() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Spsc));
+    let (home, far) = machines.bridges().into();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    let second_dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let second = machines.bridge(BridgeEnd::Far, second_dir.path(), "edge2");
+    let options = LinkOptions::new().dir(second_dir.path()).timeout(PATIENCE);
+    let idle = options.attach("fronthaul", Side::Secondary).unwrap();
+    for number in 0..500 {
+        send(&phy, number);
+        receive(&mac, number);
+    }
+    assert!(idle.receive().unwrap().is_none(), "the second node gets none");
+    [home, far, second].into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn link_made_anew_with_another_shape_gets_a_new_replica() {
+    let machines = Machines::new(0);
+    let mut first = config(RingMode::Mpmc);
+    let phy = machines.create(&first);
+    let bridges = machines.bridges();
+    let replica = || {
+        let view = shmesh::inspect::View::open(machines.far.path(), &"fronthaul".parse().unwrap());
+        view.map(|view| view.ring_len()).ok()
+    };
+    wait_for("a replica", || replica() == Some(64));
+    drop(phy);
+    first.ring_len = 128;
+    let options = LinkOptions::new().dir(machines.home.path()).timeout(PATIENCE);
+    let phy = options.create(&first).unwrap();
+    wait_for("the replica of the new link", || replica() == Some(128));
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    (0..10).for_each(|number| send(&phy, number));
+    (0..10).for_each(|number| receive(&mac, number));
+    bridges.into_iter().for_each(Bridge::stop);
 }
