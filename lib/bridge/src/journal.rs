@@ -125,8 +125,7 @@ impl Journal {
     pub fn begin_received_stream(&self, stream: u64, delivered: u64) {
         // Without a stream the numbers mean nothing.
         self.word(RECEIVED_STREAM).store(0, Ordering::Release);
-        self.word(BEGUN).store(delivered, Ordering::Release);
-        self.word(DONE).store(delivered, Ordering::Release);
+        self.passed(delivered);
         self.word(RECEIVED_STREAM).store(stream, Ordering::Release);
     }
 
@@ -138,6 +137,12 @@ impl Journal {
     /// The message of this number was sent on the link, or is given up.
     pub fn done(&self, number: u64) {
         self.word(DONE).store(number, Ordering::Release);
+    }
+
+    /// The numbers up to this one are done with: nothing is to be sent for the last one, or it is lost.
+    pub fn passed(&self, number: u64) {
+        self.delivering(number);
+        self.done(number);
     }
 
     /// The last message was not sent after all.

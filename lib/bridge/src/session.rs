@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use shmesh::config::{LinkConfig, LinkName, PoolId, Receivers, RingMode};
 use shmesh::inspect::View;
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
+use shmesh_sys::file;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::Outlet;
@@ -362,8 +363,6 @@ impl PeerSession {
             // It knows nothing of this side yet.
             self.must_tell = true;
         }
-        let is_mine = status.known_stream == self.sender.stream();
-        let received = if is_mine { status.received } else { 0 };
         let before = self.other.as_ref().map(|other| other.status.received);
         if before != Some(status.received) || known != Some(status.instance) {
             self.received_at = Instant::now();
@@ -381,7 +380,7 @@ impl PeerSession {
         let is_asked = status.again;
         self.other = Some(Other { status, heard: Instant::now() });
         if is_asked {
-            self.send_again(received);
+            self.send_again();
         }
     }
 
@@ -416,8 +415,7 @@ impl PeerSession {
     fn count_lost(&mut self, lost: u64) {
         if lost > 0 {
             let delivered = self.receiver.delivered();
-            self.journal.delivering(delivered);
-            self.journal.done(delivered);
+            self.journal.passed(delivered);
             self.counts.lost.inc_by(lost);
             warn!(link = %self.settings.link, node = self.settings.node, lost, "messages of the other side are lost");
         }
@@ -468,15 +466,14 @@ impl PeerSession {
 
     /// A replica without programs lives by this participant, and so do the messages in it.
     fn may_detach(&self) -> bool {
-        self.stopping.is_none()
-            && match self.settings.end {
-                // What was taken is sent again without the link.
-                BridgeEnd::Home => true,
-                BridgeEnd::Far => self.peers > 0 || self.has_other_shape(),
-            }
+        match self.settings.end {
+            // What was taken is sent again without the link.
+            BridgeEnd::Home => true,
+            BridgeEnd::Far => self.peers > 0 || self.has_other_shape(),
+        }
     }
 
-    /// Whether the link was made anew with another shape than that of the replica.
+    /// Whether the link now has a different shape than the replica.
     fn has_other_shape(&self) -> bool {
         let shape = self.other.as_ref().and_then(|other| other.status.shape.as_ref());
         shape.is_some() && self.attached.as_ref().is_some_and(|attached| attached.shape.as_ref() != shape)
@@ -609,8 +606,7 @@ impl PeerSession {
         while let (Some(attached), Some(received)) = (&self.attached, self.receiver.front()) {
             let number = received.head.number;
             if received.is_done {
-                self.journal.delivering(number);
-                self.journal.done(number);
+                self.journal.passed(number);
                 self.receiver.pop();
                 continue;
             }
@@ -760,21 +756,29 @@ impl PeerSession {
     // ---- the other side ----
 
     fn send_again_if_stalled(&mut self) {
-        let Some(other) = &self.other else { return };
-        let is_mine = other.status.known_stream == self.sender.stream();
-        let received = if is_mine { other.status.received } else { 0 };
         let is_stalled = !self.sender.is_drained()
-            && received + 1 < self.sender.next()
+            && self.received() + 1 < self.sender.next()
             && self.received_at.elapsed() >= AGAIN_AFTER
             && self.is_connected();
         if is_stalled {
-            self.send_again(received);
+            self.send_again();
         }
     }
 
-    fn send_again(&mut self, received: u64) {
+    /// The last number that the other side has received.
+    fn received(&self) -> u64 {
+        let knows = |other: &&Other| other.status.known_stream == self.sender.stream();
+        self.other.as_ref().filter(knows).map_or(0, |other| other.status.received)
+    }
+
+    /// The process of the other bridge; 0: none yet.
+    fn other_instance(&self) -> u64 {
+        self.other.as_ref().map_or(0, |other| other.status.instance)
+    }
+
+    fn send_again(&mut self) {
         self.received_at = Instant::now();
-        let to = self.other.as_ref().map_or(0, |other| other.status.instance);
+        let (to, received) = (self.other_instance(), self.received());
         for frame in self.sender.again(to, received) {
             put(&*self.outlet, &self.settings.node, frame);
             self.counts.again.inc();
@@ -785,7 +789,7 @@ impl PeerSession {
         let queued = self.attached.as_ref().is_some_and(|attached| attached.link.has_message());
         Status {
             instance: self.instance,
-            to: self.other.as_ref().map_or(0, |other| other.status.instance),
+            to: self.other_instance(),
             stream: self.sender.stream(),
             oldest: self.sender.oldest(),
             next: self.sender.next(),
@@ -815,8 +819,7 @@ impl PeerSession {
 
     /// Whether there is news. `next` is none: the messages tell it themselves.
     fn has_changed(&self, told: &Status) -> bool {
-        let now = self.status(false);
-        now != Status { next: now.next, oldest: now.oldest, again: false, ..told.clone() }
+        *told != Status { next: told.next, oldest: told.oldest, ..self.status(told.again) }
     }
 
     fn tell(&mut self) {
@@ -948,12 +951,7 @@ fn send(
     sent
 }
 
+/// A number that no other process or stream has; never 0, which means that there is none.
 fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    std::io::Read::read_exact(
-        &mut std::fs::File::open("/dev/urandom").context("cannot open /dev/urandom")?,
-        &mut bytes,
-    )?;
-    // 0 means that there is none.
-    Ok(u64::from_ne_bytes(bytes) | 1)
+    Ok(u64::from_ne_bytes(file::random().context("cannot read /dev/urandom")?) | 1)
 }

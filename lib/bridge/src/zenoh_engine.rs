@@ -31,7 +31,7 @@ pub struct NetworkPlace {
 /// Files with certificates, in PEM.
 #[derive(Clone, Debug)]
 pub struct Certificates {
-    /// Of the authority that has signed those of the other bridges.
+    /// The certificate of the authority that signed the other bridges' certificates.
     pub authority: PathBuf,
     /// The certificate of this bridge.
     pub certificate: PathBuf,

@@ -5,3 +5,9 @@
 mod carried;
 #[path = "suite/processes.rs"]
 mod processes;
+
+/// Waits until a participant of the other side is attached.
+fn wait_for_peer(link: &shmesh::Link) {
+    let me = link.side();
+    shmesh_testing::until("a peer attaches", || link.participants().any(|peer| peer.word.side() != me));
+}

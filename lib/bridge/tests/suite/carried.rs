@@ -13,7 +13,10 @@ use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
 use shmesh_bridge::engine::{Fate, MemoryEngine};
 use shmesh_bridge::session::BridgeEnd;
+use shmesh_testing::until;
 use tempfile::TempDir;
+
+use crate::wait_for_peer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PEER_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -95,19 +98,6 @@ fn config(mode: RingMode) -> LinkConfig {
     config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 128 };
     config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 65_536, pool_len: 64 };
     config
-}
-
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn wait_for_peer(link: &Link) {
-    let me = link.side();
-    wait_for("a peer attaches", || link.participants().any(|peer| peer.word.side() != me));
 }
 
 /// Sends message `number` in one of three forms.
@@ -283,8 +273,8 @@ fn partition_takes_the_peers_away_and_heals() {
     (0..10).for_each(|number| receive(&mac, number));
     machines.is_cut.store(true, Ordering::Release);
     (10..20).for_each(|number| send(&phy, number));
-    wait_for("an event of the far program", || has_left(&mac));
-    wait_for("an event of the home program", || has_left(&phy));
+    until("an event of the far program", || has_left(&mac));
+    until("an event of the home program", || has_left(&phy));
     machines.is_cut.store(false, Ordering::Release);
     wait_for_peer(&phy);
     wait_for_peer(&mac);
@@ -303,12 +293,12 @@ fn program_that_ends_is_gone_for_the_other_side() {
     wait_for_peer(&phy);
     (0..10).for_each(|number| send(&mac, number));
     drop(mac);
-    wait_for("an event of the home program", || has_left(&phy));
+    until("an event of the home program", || has_left(&phy));
     (0..10).for_each(|number| receive(&phy, number));
     let mac = machines.attach();
     wait_for_peer(&phy);
     drop(phy);
-    wait_for("an event of the far program", || has_left(&mac));
+    until("an event of the far program", || has_left(&mac));
     bridges.into_iter().for_each(Bridge::stop);
 }
 
@@ -466,12 +456,12 @@ fn link_made_anew_with_another_shape_gets_a_new_replica() {
         let view = shmesh::inspect::View::open(machines.far.path(), &"fronthaul".parse().unwrap());
         view.map(|view| view.ring_len()).ok()
     };
-    wait_for("a replica", || replica() == Some(64));
+    until("a replica", || replica() == Some(64));
     drop(phy);
     first.ring_len = 128;
     let options = LinkOptions::new().dir(machines.home.path()).timeout(PATIENCE);
     let phy = options.create(&first).unwrap();
-    wait_for("the replica of the new link", || replica() == Some(128));
+    until("the replica of the new link", || replica() == Some(128));
     let mac = machines.attach();
     wait_for_peer(&phy);
     (0..10).for_each(|number| send(&phy, number));

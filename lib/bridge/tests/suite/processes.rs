@@ -12,6 +12,9 @@ use nix::unistd::Pid;
 use shmesh::config::LinkConfig;
 use shmesh::inspect::View;
 use shmesh::{Link, LinkOptions, Side};
+use shmesh_testing::until;
+
+use crate::wait_for_peer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -63,21 +66,8 @@ fn attach(dir: &Path) -> Link {
     LinkOptions::new().dir(dir).timeout(PATIENCE).attach("fronthaul", Side::Secondary).unwrap()
 }
 
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn wait_for_peer(link: &Link) {
-    let me = link.side();
-    wait_for("a peer attaches", || link.participants().any(|peer| peer.word.side() != me));
-}
-
 fn send(link: &Link, number: u64) {
-    wait_for("room", || link.send_inline(1, 0, &number.to_le_bytes()).is_ok());
+    until("room", || link.send_inline(1, 0, &number.to_le_bytes()).is_ok());
     link.notify().unwrap();
 }
 
@@ -186,7 +176,7 @@ fn killed(kills_home: bool, kills: u32) {
             drop(running.take());
             running = Some(start(kills_home));
         }
-        wait_for("the ring is empty", || {
+        until("the ring is empty", || {
             let view = View::open(home.path(), &"fronthaul".parse().unwrap()).unwrap();
             view.snapshot().rings[0].queued.is_empty()
         });
