@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use crate::engine::{Engine, Outlet};
 use crate::frame::Frame;
 use crate::session::{BridgeCounts, BridgeEnd, FrameInbox, PeerSession, SessionSettings};
 
+/// The sessions of a link, by the name of the far node.
+type Sessions = HashMap<String, SessionThread>;
 type SessionLabels = Vec<(&'static str, String)>;
 
 /// The metrics of all sessions, by link and far node.
@@ -105,7 +107,7 @@ struct HomeOrFar {
     metrics: Metrics,
     outlet: OnceLock<Arc<dyn Outlet>>,
     stop: Arc<AtomicBool>,
-    sessions: Mutex<HashMap<String, SessionThread>>,
+    sessions: Mutex<Sessions>,
 }
 
 #[derive(Debug)]
@@ -151,7 +153,7 @@ impl Bridge {
             };
             let _ = end.outlet.set(Arc::from(outlet));
             if config.end == BridgeEnd::Far {
-                end.begin(&config.node)?;
+                end.begin(&mut end.sessions(), &config.node)?;
             }
             ends.push(end);
         }
@@ -164,7 +166,7 @@ impl Bridge {
             end.stop.store(true, Ordering::Release);
         }
         for end in &self.ends {
-            let sessions = std::mem::take(&mut *end.sessions.lock().unwrap_or_else(PoisonError::into_inner));
+            let sessions = std::mem::take(&mut *end.sessions());
             for running in sessions.into_values() {
                 running.inbox.wake();
                 // A session that panicked has been logged.
@@ -175,9 +177,14 @@ impl Bridge {
 }
 
 impl HomeOrFar {
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        // A session is added as a whole, so a poisoned lock guards a valid table.
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Gives a frame to its session. At home a new far node gets one with its first status.
-    fn hear(self: &Arc<Self>, node: &str, frame: Vec<u8>) {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+    fn hear(&self, node: &str, frame: Vec<u8>) {
+        let mut sessions = self.sessions();
         // One ends when its node is silent for long.
         sessions.retain(|_, running| !running.thread.is_finished());
         if let Some(running) = sessions.get(node) {
@@ -186,7 +193,6 @@ impl HomeOrFar {
         let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
         let is_new = is_known && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
         let count = sessions.len();
-        drop(sessions);
         if !is_new || self.stop.load(Ordering::Acquire) {
             return;
         }
@@ -194,14 +200,14 @@ impl HomeOrFar {
             error!(node, "link {} has {count} far nodes already, as many as it can have", self.template.link);
             return;
         }
-        match check_node(node).and_then(|()| self.begin(node)) {
+        match check_node(node).and_then(|()| self.begin(&mut sessions, node)) {
             Ok(inbox) => inbox.push(frame),
             Err(error) => error!(node, "cannot begin with this node: {error:#}"),
         }
     }
 
-    fn begin(self: &Arc<Self>, node: &str) -> Result<Arc<FrameInbox>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+    fn begin(&self, sessions: &mut Sessions, node: &str) -> Result<Arc<FrameInbox>> {
+        // At the start of a far node, a frame may have been first.
         if let Some(running) = sessions.get(node) {
             return Ok(Arc::clone(&running.inbox));
         }
@@ -222,7 +228,9 @@ impl HomeOrFar {
 fn check_node(node: &str) -> Result<()> {
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if node.is_empty() || node.len() > 63 || !node.chars().all(is_good) || node.starts_with('.') {
-        bail!("a node cannot be called {node:?}: 1 to 63 letters, digits, `-`, `_` and `.`, not first");
+        bail!(
+            "a node cannot be called {node:?}: use 1 to 63 letters, digits, `-`, `_` and `.`, and no `.` first"
+        );
     }
     Ok(())
 }
