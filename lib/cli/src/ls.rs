@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use shmesh::Side;
 use shmesh::config::{LinkName, RingMode};
-use shmesh::inspect::{MemoryFile, Snapshot, View, memory_files, names};
+use shmesh::inspect::{FarNode, MemoryFile, Snapshot, View, far_nodes, memory_files, names};
 use shmesh_nvipc_wire::LinkSnapshot;
 
 use crate::args::{Dir, Output};
@@ -23,6 +23,9 @@ yet recovered; an `evicted` one was declared dead and may still run. The reason 
 s2m count queued messages, primary to secondary and back; for a broadcast ring, m2s counts those that the slowest reader has not
 received, and the line below the table says how many readers there are. A link whose ring is `nvipc` is in NVIPC's own layout.
 Damaged links are listed with the reason.
+
+A link that shmesh-bridge carries to another machine has a line below the table for each far node: whether the other bridge answers, the round
+trip between the bridges, what crosses per second, and how many messages of the other side are lost. A bridge of another user may be unreadable.
 
 The second table lists files that belong to no link: shared memory of other programs, such as Python's arrays (psm_*), semaphores and System V
 segments of libshmesh_posix.so. USE is `leased` if a process uses the file, `stale` if none does (rm --stale removes it), and `unknown` if its
@@ -56,6 +59,7 @@ struct ListedLink {
     seen: shmesh::Result<(View, Snapshot)>,
     /// A link in NVIPC's layout, with what can be read of it.
     theirs: Option<LinkSnapshot>,
+    far: Vec<FarNode>,
 }
 
 /// Prints the list of links.
@@ -68,7 +72,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             (view, snapshot)
         });
         let theirs = seen.as_ref().err().and_then(|_| nvipc::seen(dir, &name));
-        ListedLink { name, seen, theirs }
+        let far = far_nodes(dir, &name).unwrap_or_default();
+        ListedLink { name, seen, theirs, far }
     };
     let listed: Vec<ListedLink> = names.into_iter().map(look).collect();
     let files =
@@ -99,7 +104,7 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
         return Ok(writeln!(out, "no links in {}", args.dir.dir.display())?);
     }
     let mut table = Table::new(&["LINK", "RING", "POOLS", ">SIZE", "PRIMARY", "SECONDARY", ">M2S", ">S2M"]);
-    for ListedLink { name, seen, theirs } in listed {
+    for ListedLink { name, seen, theirs, .. } in listed {
         if let Some(theirs) = theirs {
             table.row(nvipc::row(name, theirs));
             continue;
@@ -130,7 +135,7 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
         ]);
     }
     table.print(0, out)?;
-    for ListedLink { name, seen, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
+    for ListedLink { name, seen, far, .. } in listed.iter().filter(|listed| listed.theirs.is_none()) {
         match seen {
             Ok((view, snapshot)) => {
                 if let Some(payload) = view.payload_type() {
@@ -139,11 +144,47 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
                 for remark in people::doubts(&snapshot.seats).chain(people::readers(&snapshot.seats)) {
                     writeln!(out, "link {name}: {remark}")?;
                 }
+                for node in far {
+                    writeln!(out, "link {name}: {}", far_text(node))?;
+                }
             }
             Err(error) => writeln!(out, "{}", crate::in_one_line(error))?,
         }
     }
     Ok(())
+}
+
+/// A far node in a sentence.
+fn far_text(far: &FarNode) -> String {
+    let state = match (far.is_running, far.is_connected) {
+        (false, _) => "no bridge runs",
+        (true, false) => "no answer",
+        (true, true) => "connected",
+    };
+    let trip = far.round_trip.filter(|_| far.is_connected);
+    #[expect(clippy::cast_precision_loss, reason = "numbers that people read")]
+    let speed = trip.map_or_else(String::new, |trip| {
+        let rate = human::bytes_per_second(far.bytes_per_second as f64);
+        format!(", round trip {}, {rate}", human::nanos(trip.as_nanos() as f64))
+    });
+    let counts = [far.sent, far.received, far.lost].map(human::count);
+    let [sent, received, lost] = counts;
+    format!("far node {}: {state}{speed}; {sent} sent, {received} received, {lost} lost", far.node)
+}
+
+fn far_json(far: &FarNode) -> Value {
+    json!({
+        "node": far.node,
+        "running": far.is_running,
+        "connected": far.is_connected,
+        "round_trip_us": far.round_trip.map(|trip| trip.as_micros()),
+        "sent": far.sent,
+        "received": far.received,
+        "lost": far.lost,
+        "sent_bytes": far.sent_bytes,
+        "received_bytes": far.received_bytes,
+        "bytes_per_second": far.bytes_per_second,
+    })
 }
 
 fn files_text(files: &[MemoryFile], users: &[FileUsers], out: &mut dyn Write) -> anyhow::Result<()> {
@@ -264,7 +305,7 @@ pub(crate) fn requests_json(snapshot: &Snapshot) -> Value {
     })
 }
 
-fn link_json(ListedLink { name, seen, theirs }: &ListedLink) -> Value {
+fn link_json(ListedLink { name, seen, theirs, far }: &ListedLink) -> Value {
     if let Some(theirs) = theirs {
         return nvipc::json(name, theirs);
     }
@@ -276,6 +317,7 @@ fn link_json(ListedLink { name, seen, theirs }: &ListedLink) -> Value {
             link["participants"] = snapshot.seats.iter().map(people::json).collect();
             link["queued"] = json!({ "m2s": m2s.queued.len(), "s2m": s2m.queued.len() });
             link["requests"] = requests_json(snapshot);
+            link["far"] = far.iter().map(far_json).collect();
             link["received"] = json!({ "m2s": m2s.received, "s2m": s2m.received });
             link
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use shmesh_sys::{file, lease};
 
+use super::far_nodes;
 use super::remains::kind_of;
 use super::segments::{MAX_ENTRIES, names};
 use crate::config::LinkName;
@@ -198,6 +199,9 @@ fn entries(dir: &Path) -> io::Result<impl Iterator<Item = (PathBuf, std::fs::Met
 
 fn is_of_a_link(path: &Path, links: &[LinkName]) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    if name.starts_with(far_nodes::PREFIX) {
+        return true;
+    }
     links.iter().any(|link| {
         let link = link.as_str();
         let is_beside = || name.strip_prefix(link).is_some_and(|rest| rest == ".lock");

@@ -8,6 +8,7 @@
 //! | `tap.rs` | recording messages for `shmesh capture` |
 //! | `memory_files.rs` | files of other programs, and whether they are in use |
 //! | `remains.rs` | removing a link |
+//! | `far_nodes.rs` | other machines to which a bridge carries a link |
 //!
 //! Inspection takes no seat, and only [`Remains`] changes anything: segments are mapped read-only. So it works
 //! on a link in use, after a crash, and beside a hostile participant; values are checked like a peer's. While a
@@ -27,6 +28,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod far_nodes;
 mod memory_files;
 mod remains;
 mod seat_locks;
@@ -35,6 +37,7 @@ mod snapshot;
 mod tap;
 
 pub use crate::participant::times::{LinkTimes, TimeHistogram};
+pub use far_nodes::{FAR_NODE_MAGIC, FAR_NODE_WORDS, FarNode, FarNodeWord, far_node_file, far_nodes};
 pub use memory_files::{
     ARRAY_MEMFD, FileRemoval, FileUse, MemoryFile, MemoryKind, StaleFile, memory_files, remove_stale,
     stale_files,

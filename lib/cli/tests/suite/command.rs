@@ -8,7 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use shmesh::config::{LinkConfig, PoolId, RingMode};
+use shmesh::config::{LinkConfig, LinkName, PoolId, RingMode};
+use shmesh::inspect::{FAR_NODE_MAGIC, FAR_NODE_WORDS, FarNodeWord, far_node_file};
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_testing::until;
 
@@ -348,6 +349,36 @@ fn kept_demo_leaves_as_much_as_fits() {
     let link = &json(dir, &["ls", "--output", "json"])["links"][0];
     assert!(["m2s", "s2m"].iter().any(|ring| link["queued"][ring].as_u64() > Some(0)), "{link}");
     assert!(ok(dir, &["rm", "--stale", "--force"]).contains("1 link removed"));
+}
+
+#[test]
+fn far_nodes_of_a_link_are_listed() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path();
+    let name: LinkName = "fronthaul".parse().unwrap();
+    let _link = LinkOptions::new().dir(dir).create(&LinkConfig::new(name.clone())).unwrap();
+    assert_eq!(json(dir, &["ls", "--output", "json"])["links"][0]["far"], serde_json::json!([]));
+    let mut words = [0_u64; FAR_NODE_WORDS];
+    words[0] = FAR_NODE_MAGIC;
+    for (word, value) in [
+        (FarNodeWord::WrittenMs, shmesh_sys::time::monotonic_nanos() / 1_000_000),
+        (FarNodeWord::PeerTimeoutMs, 600_000),
+        (FarNodeWord::IsConnected, 1),
+        (FarNodeWord::RoundTripUs, 180),
+        (FarNodeWord::Sent, 12_034),
+        (FarNodeWord::Lost, 3),
+        (FarNodeWord::BytesPerSecond, 3 << 20),
+    ] {
+        words[word as usize] = value;
+    }
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    fs::write(far_node_file(dir, &name, "edge-1"), bytes).unwrap();
+    let line = "link fronthaul: far node edge-1: connected, round trip 180.0 \u{b5}s, 3 MiB/s; 12 034 sent, 0 received, 3 lost";
+    let listed = ok(dir, &["ls"]);
+    assert!(listed.contains(line), "{listed}");
+    assert!(!listed.contains("FILE"), "the file belongs to the link: {listed}");
+    let far = &json(dir, &["ls", "--output", "json"])["links"][0]["far"][0];
+    assert_eq!((far["node"].as_str(), far["round_trip_us"].as_u64()), (Some("edge-1"), Some(180)));
 }
 
 #[test]
