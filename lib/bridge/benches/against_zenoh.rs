@@ -3,7 +3,7 @@
 //! `cargo bench --bench against_zenoh`
 
 use std::net::TcpListener;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -44,14 +44,14 @@ fn zenoh() -> Result<(f64, f64)> {
     let (to_far, at_far) = mpsc::channel::<Vec<u8>>();
     let home_out = home.open_home(
         "ping",
-        std::sync::Arc::new(move |_, frame| {
+        Arc::new(move |_, frame| {
             let _ = to_home.send(frame.len());
         }),
     )?;
     let far_out = far.open_far(
         "ping",
         "edge",
-        std::sync::Arc::new(move |_, frame| {
+        Arc::new(move |_, frame| {
             let _ = to_far.send(frame);
         }),
     )?;
@@ -60,16 +60,16 @@ fn zenoh() -> Result<(f64, f64)> {
         while let Ok(frame) = at_far.recv_timeout(Duration::from_secs(10)) {
             large += usize::from(frame.len() == LARGE);
             if frame.len() != LARGE || large == LARGE_COUNT {
-                let _ = far_out.put("edge", &frame[..64]);
+                let _ = far_out.put("edge", &Arc::new(frame[..64].to_vec()));
             }
             if large == LARGE_COUNT {
                 break;
             }
         }
     });
-    let started = Instant::now();
+    let (started, small) = (Instant::now(), Arc::new(vec![0; 64]));
     while at_home.recv_timeout(Duration::from_millis(50)).is_err() {
-        home_out.put("edge", &[0; 64])?;
+        home_out.put("edge", &small)?;
         (started.elapsed() < Duration::from_secs(20)).then_some(()).context("no connection")?;
     }
     std::thread::sleep(Duration::from_millis(200));
@@ -77,12 +77,12 @@ fn zenoh() -> Result<(f64, f64)> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
         let start = Instant::now();
-        home_out.put("edge", &[0; 64])?;
+        home_out.put("edge", &small)?;
         at_home.recv()?;
         times.push(start.elapsed());
     }
     let start = Instant::now();
-    let large = vec![1; LARGE];
+    let large = Arc::new(vec![1; LARGE]);
     for _ in 0..LARGE_COUNT {
         home_out.put("edge", &large)?;
     }

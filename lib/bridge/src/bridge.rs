@@ -17,7 +17,7 @@ use tracing::error;
 
 use crate::engine::{Engine, Outlet};
 use crate::frame::Frame;
-use crate::session::{BridgeCounts, BridgeEnd, FrameInbox, PeerSession, SessionSettings};
+use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionSettings};
 
 /// The sessions of a link, by the name of the far node.
 type Sessions = HashMap<String, SessionThread>;
@@ -112,7 +112,7 @@ struct HomeOrFar {
 
 #[derive(Debug)]
 struct SessionThread {
-    inbox: Arc<FrameInbox>,
+    session: Arc<PeerSession>,
     thread: JoinHandle<()>,
 }
 
@@ -168,7 +168,7 @@ impl Bridge {
         for end in &self.ends {
             let sessions = std::mem::take(&mut *end.sessions());
             for running in sessions.into_values() {
-                running.inbox.wake();
+                running.session.wake();
                 // A session that panicked has been logged.
                 let _ = running.thread.join();
             }
@@ -188,7 +188,9 @@ impl HomeOrFar {
         // One ends when its node is silent for long.
         sessions.retain(|_, running| !running.thread.is_finished());
         if let Some(running) = sessions.get(node) {
-            return running.inbox.push(frame);
+            let session = Arc::clone(&running.session);
+            drop(sessions);
+            return session.push(frame);
         }
         let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
         let is_new = is_known && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
@@ -201,26 +203,26 @@ impl HomeOrFar {
             return;
         }
         match check_node(node).and_then(|()| self.begin(&mut sessions, node)) {
-            Ok(inbox) => inbox.push(frame),
+            Ok(session) => session.push(frame),
             Err(error) => error!(node, "cannot begin with this node: {error:#}"),
         }
     }
 
-    fn begin(&self, sessions: &mut Sessions, node: &str) -> Result<Arc<FrameInbox>> {
+    fn begin(&self, sessions: &mut Sessions, node: &str) -> Result<Arc<PeerSession>> {
         // At the start of a far node, a frame may have been first.
         if let Some(running) = sessions.get(node) {
-            return Ok(Arc::clone(&running.inbox));
+            return Ok(Arc::clone(&running.session));
         }
         let settings = SessionSettings { node: node.to_owned(), ..self.template.clone() };
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);
-        let inbox = Arc::new(FrameInbox::default());
         let counts = self.metrics.of(&settings.link, node);
-        let mut session = PeerSession::new(settings, outlet, Arc::clone(&inbox), counts)?;
+        let session = Arc::new(PeerSession::new(settings, outlet, counts)?);
+        let running = Arc::clone(&session);
         let (stop, name) = (Arc::clone(&self.stop), format!("{}:{node}", self.template.link));
-        let thread = std::thread::Builder::new().name(name).spawn(move || session.run(&stop));
+        let thread = std::thread::Builder::new().name(name).spawn(move || running.run(&stop));
         let thread = thread.context("cannot start a thread")?;
-        sessions.insert(node.to_owned(), SessionThread { inbox: Arc::clone(&inbox), thread });
-        Ok(inbox)
+        sessions.insert(node.to_owned(), SessionThread { session: Arc::clone(&session), thread });
+        Ok(session)
     }
 }
 

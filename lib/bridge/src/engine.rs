@@ -9,6 +9,9 @@ use anyhow::Result;
 /// Called with the name of the far node that a frame is from, and the frame. From any thread; it must not wait.
 pub type OnFrame = Arc<dyn Fn(&str, Vec<u8>) + Send + Sync>;
 
+/// An encoded frame that is sent. The stream and the engine share it, so that it is not copied for either.
+pub type SentFrame = Arc<Vec<u8>>;
+
 /// Carries frames between the bridge that has the link and the far nodes.
 ///
 /// Frames may be lost, doubled or overtaken whenever a connection fails; the streams put that right. An engine limits what it keeps by
@@ -33,7 +36,7 @@ pub trait Outlet: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The engine has ended.
-    fn put(&self, node: &str, frame: &[u8]) -> Result<()>;
+    fn put(&self, node: &str, frame: &SentFrame) -> Result<()>;
 }
 
 /// The way of a frame in an engine for tests.
@@ -100,7 +103,7 @@ struct MemoryOutlet {
 }
 
 impl Outlet for MemoryOutlet {
-    fn put(&self, node: &str, frame: &[u8]) -> Result<()> {
+    fn put(&self, node: &str, frame: &SentFrame) -> Result<()> {
         let end = if self.is_home { node } else { HOME };
         let ends = self.engine.ends.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(to) = ends.get(&(self.link.clone(), end.to_owned())).cloned() else { return Ok(()) };

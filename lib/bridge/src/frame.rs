@@ -73,6 +73,12 @@ pub struct Status {
     pub received: u64,
     /// The other side may send numbers below this.
     pub limit: u64,
+    /// The clock of the process when it sends this, in microseconds.
+    pub clock_us: u64,
+    /// The last clock that it got from the other side; 0: none yet.
+    pub echo_us: u64,
+    /// How long it has had `echo_us`, in microseconds.
+    pub echo_age_us: u64,
     /// It misses messages after `received`: send them again.
     pub again: bool,
     /// Participants of its link that wait for the other side's messages.
@@ -201,6 +207,12 @@ impl ItemHead {
     }
 }
 
+/// Whether a frame has a message or a post, as far as its kind says.
+#[must_use]
+pub fn is_item(frame: &[u8]) -> bool {
+    frame.get(2) == Some(&KIND_ITEM)
+}
+
 /// Changes an encoded message that is sent again: the process that it is for, and the oldest number.
 pub fn set_receiver(encoded: &mut [u8], to: u64, oldest: u64) {
     encoded[19..27].copy_from_slice(&to.to_le_bytes());
@@ -266,7 +278,7 @@ impl Status {
     /// The bytes of the frame.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut to = Vec::with_capacity(160);
+        let mut to = Vec::with_capacity(192);
         to.extend_from_slice(&VERSION.to_le_bytes());
         to.push(KIND_STATUS);
         for number in [
@@ -279,6 +291,9 @@ impl Status {
             self.delivered,
             self.received,
             self.limit,
+            self.clock_us,
+            self.echo_us,
+            self.echo_age_us,
         ] {
             to.extend_from_slice(&number.to_le_bytes());
         }
@@ -303,6 +318,9 @@ impl Status {
             delivered: reader.u64()?,
             received: reader.u64()?,
             limit: reader.u64()?,
+            clock_us: reader.u64()?,
+            echo_us: reader.u64()?,
+            echo_age_us: reader.u64()?,
             again: reader.bool()?,
             peers: reader.u32()?,
             is_drained: reader.bool()?,
@@ -359,6 +377,9 @@ mod tests {
             delivered: 8,
             received: 9,
             limit: 20,
+            clock_us: 30,
+            echo_us: 40,
+            echo_age_us: 2,
             again: true,
             peers: 2,
             is_drained: false,

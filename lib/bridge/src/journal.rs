@@ -1,7 +1,7 @@
 //! Which messages a bridge has taken and delivered, for the next process of this bridge.
 //!
 //! A small file in the IPC directory, mapped, so that a number is written without a system call and outlives the process. It does not
-//! outlive the machine, and neither do the links.
+//! outlive the machine, and neither do the links. The second half of it is what `shmesh ls` shows.
 //!
 //! Between two stores a process may be killed. The numbers are written so that a message is then counted as lost, never delivered
 //! twice: `taken` before the message is received, `begun` before it is sent, and `done` after.
@@ -15,20 +15,13 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use memmap2::MmapMut;
+use shmesh::inspect::{FAR_NODE_MAGIC, FAR_NODE_WORDS, FarNodeWord as Word};
+use shmesh_sys::time;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"SHMBRDG2");
-const WORDS: usize = 8;
-const BYTES: u64 = (WORDS * 8) as u64;
-
-const SENT_STREAM: usize = 1;
-const TAKEN: usize = 2;
-const RECEIVED_STREAM: usize = 3;
-const BEGUN: usize = 4;
-const DONE: usize = 5;
-const EPOCH: usize = 6;
-const BASE: usize = 7;
+const BYTES: u64 = (FAR_NODE_WORDS * 8) as u64;
 
 /// The file of one bridge and one of its peers.
 #[derive(Debug)]
@@ -60,7 +53,7 @@ impl Journal {
     /// The file cannot be opened or mapped, or another bridge uses it.
     pub fn open(path: &Path) -> io::Result<(Self, Past)> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path)?;
         file.try_lock().map_err(|_| {
             io::Error::new(
                 io::ErrorKind::WouldBlock,
@@ -71,72 +64,77 @@ impl Journal {
             file.set_len(0)?;
             file.set_len(BYTES)?;
         }
-        // SAFETY: the file has mode 0600 and a name of this bridge alone, which no other process writes or truncates; the
+        // SAFETY: only this user may write the file, and its name is of this bridge alone, which no other process writes or truncates; the
         // words are only accessed as atomics.
         let map = unsafe { MmapMut::map_mut(&file)? };
         let journal = Self { map, _file: file };
-        if journal.word(0).load(Ordering::Relaxed) != MAGIC {
-            (1..WORDS).for_each(|word| journal.word(word).store(0, Ordering::Relaxed));
-            journal.word(0).store(MAGIC, Ordering::Relaxed);
+        if journal.word(Word::Magic).load(Ordering::Relaxed) != FAR_NODE_MAGIC {
+            (0..FAR_NODE_WORDS).for_each(|place| journal.place(place).store(0, Ordering::Relaxed));
+            journal.word(Word::Magic).store(FAR_NODE_MAGIC, Ordering::Relaxed);
         }
         let read = |word| journal.word(word).load(Ordering::Relaxed);
         let past = Past {
-            sent_stream: read(SENT_STREAM),
-            taken: read(TAKEN),
-            received_stream: read(RECEIVED_STREAM),
-            delivered: read(BEGUN),
-            is_last_lost: read(BEGUN) != read(DONE),
+            sent_stream: read(Word::SentStream),
+            taken: read(Word::Taken),
+            received_stream: read(Word::ReceivedStream),
+            delivered: read(Word::Begun),
+            is_last_lost: read(Word::Begun) != read(Word::Done),
         };
         journal.done(past.delivered);
         Ok((journal, past))
     }
 
-    fn word(&self, number: usize) -> &AtomicU64 {
+    fn word(&self, word: Word) -> &AtomicU64 {
+        self.place(word as usize)
+    }
+
+    fn place(&self, place: usize) -> &AtomicU64 {
         let start = self.map.as_ptr().cast::<AtomicU64>();
-        debug_assert!(number < WORDS);
-        // SAFETY: the mapping has WORDS words and starts at a page; it lives as long as `self`.
-        unsafe { &*start.add(number) }
+        assert!(place < FAR_NODE_WORDS);
+        // SAFETY: the mapping has that many words and starts at a page; it lives as long as `self`.
+        unsafe { &*start.add(place) }
     }
 
     /// The position in a broadcast ring less the number in the stream, if it was written for the link of this epoch.
     pub fn base(&self, epoch: u64) -> Option<u64> {
-        (self.word(EPOCH).load(Ordering::Acquire) == epoch).then(|| self.word(BASE).load(Ordering::Acquire))
+        (self.word(Word::Epoch).load(Ordering::Acquire) == epoch)
+            .then(|| self.word(Word::Base).load(Ordering::Acquire))
     }
 
     /// Sets the [`base`](Self::base) for the link of this epoch.
     pub fn set_base(&self, epoch: u64, base: u64) {
-        self.word(EPOCH).store(0, Ordering::Release);
-        self.word(BASE).store(base, Ordering::Release);
-        self.word(EPOCH).store(epoch, Ordering::Release);
+        self.word(Word::Epoch).store(0, Ordering::Release);
+        self.word(Word::Base).store(base, Ordering::Release);
+        self.word(Word::Epoch).store(epoch, Ordering::Release);
     }
 
     /// A new stream is sent. Its first number will be 1.
     pub fn begin_sent_stream(&self, stream: u64) {
-        self.word(TAKEN).store(0, Ordering::Release);
-        self.word(SENT_STREAM).store(stream, Ordering::Release);
+        self.word(Word::Taken).store(0, Ordering::Release);
+        self.word(Word::SentStream).store(stream, Ordering::Release);
     }
 
     /// The message of this number is about to be received from the link.
     pub fn taking(&self, number: u64) {
-        self.word(TAKEN).store(number, Ordering::Release);
+        self.word(Word::Taken).store(number, Ordering::Release);
     }
 
     /// A stream is received whose last delivered number is this.
     pub fn begin_received_stream(&self, stream: u64, delivered: u64) {
         // Without a stream the numbers mean nothing.
-        self.word(RECEIVED_STREAM).store(0, Ordering::Release);
+        self.word(Word::ReceivedStream).store(0, Ordering::Release);
         self.passed(delivered);
-        self.word(RECEIVED_STREAM).store(stream, Ordering::Release);
+        self.word(Word::ReceivedStream).store(stream, Ordering::Release);
     }
 
     /// The message of this number is about to be sent on the link.
     pub fn delivering(&self, number: u64) {
-        self.word(BEGUN).store(number, Ordering::Release);
+        self.word(Word::Begun).store(number, Ordering::Release);
     }
 
     /// The message of this number was sent on the link, or is given up.
     pub fn done(&self, number: u64) {
-        self.word(DONE).store(number, Ordering::Release);
+        self.word(Word::Done).store(number, Ordering::Release);
     }
 
     /// The numbers up to this one are done with: nothing is to be sent for the last one, or it is lost.
@@ -145,9 +143,53 @@ impl Journal {
         self.done(number);
     }
 
+    /// The other side was sent to, or is about to: what people are shown of it.
+    pub fn tell(&self, is_connected: bool, peer_timeout: Duration, round_trip: Option<Duration>) {
+        let number = |time: Duration, unit: u128| u64::try_from(time.as_nanos() / unit).unwrap_or(u64::MAX);
+        let round_trip = round_trip.map_or(0, |trip| number(trip, 1_000).max(1));
+        self.word(Word::PeerTimeoutMs).store(number(peer_timeout, 1_000_000), Ordering::Relaxed);
+        self.word(Word::IsConnected).store(u64::from(is_connected), Ordering::Relaxed);
+        self.word(Word::RoundTripUs).store(round_trip, Ordering::Relaxed);
+        self.word(Word::WrittenMs).store(time::monotonic_nanos() / 1_000_000, Ordering::Relaxed);
+    }
+
+    /// A message of this many bytes was sent.
+    pub fn sent(&self, bytes: u64) {
+        self.add(Word::Sent, 1);
+        self.add(Word::SentBytes, bytes);
+    }
+
+    /// A message of this many bytes was passed to the link.
+    pub fn received(&self, bytes: u64) {
+        self.add(Word::Received, 1);
+        self.add(Word::ReceivedBytes, bytes);
+    }
+
+    /// Messages of the other side can no longer come.
+    pub fn lost(&self, messages: u64) {
+        self.add(Word::Lost, messages);
+    }
+
+    /// Bytes that have crossed so far, in both directions.
+    pub fn bytes(&self) -> u64 {
+        let read = |word| self.word(word).load(Ordering::Relaxed);
+        read(Word::SentBytes).wrapping_add(read(Word::ReceivedBytes))
+    }
+
+    /// Sets the rate that people are shown.
+    pub fn set_rate(&self, bytes_per_second: u64) {
+        self.word(Word::BytesPerSecond).store(bytes_per_second, Ordering::Relaxed);
+    }
+
+    /// No other process writes the counts, so an addition need not be atomic.
+    fn add(&self, word: Word, more: u64) {
+        let word = self.word(word);
+        word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
     /// The last message was not sent after all.
     pub fn not_delivered(&self, number: u64) {
-        self.word(BEGUN).store(number - 1, Ordering::Release);
+        self.word(Word::Begun).store(number - 1, Ordering::Release);
     }
 }
 
@@ -186,7 +228,7 @@ mod tests {
     fn damaged_file_is_as_a_new_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        for content in [&b"short"[..], &[7; 48], &[7; 100]] {
+        for content in [&b"short"[..], &[7; 48], &[7; FAR_NODE_WORDS * 8]] {
             std::fs::write(&path, content).unwrap();
             assert_eq!(Journal::open(&path).unwrap().1, Past::default());
         }

@@ -2,9 +2,12 @@
 //!
 //! A session has a thread, which waits on its link and on frames alike. It is a participant of the link only while the other side has
 //! participants for whom it stands: so programs learn from the link's own events when their peers come, leave, or are cut off.
+//!
+//! The engine's thread that brings a message passes it to the link itself, because to wake the session for it would cost as much as the
+//! message's way. It does nothing that can wait: it sends nothing on the network, and leaves everything else to the session's thread.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,13 +17,13 @@ use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use shmesh::config::{LinkConfig, LinkName, PoolId, Receivers, RingMode};
-use shmesh::inspect::View;
+use shmesh::inspect::{View, far_node_file};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
 use shmesh_sys::file;
 use tracing::{debug, error, info, warn};
 
-use crate::engine::Outlet;
-use crate::frame::{Frame, ItemHead, ItemKind, Status, WireShape};
+use crate::engine::{Outlet, SentFrame};
+use crate::frame::{Frame, ItemHead, ItemKind, Status, WireShape, is_item};
 use crate::journal::Journal;
 use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
 
@@ -40,6 +43,8 @@ const POST_AFTER: Duration = Duration::from_millis(20);
 const FORGOTTEN_AFTER: u32 = 60;
 /// How long a session does not take messages after it failed to.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Over which time the rate is measured that people are shown.
+const RATE_OVER: Duration = Duration::from_secs(1);
 /// How long a stopping session waits for what it has taken to arrive.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Messages that wait in the receiving bridge at most.
@@ -83,7 +88,7 @@ pub struct BridgeCounts {
 
 /// Frames for a session, from the engine's threads.
 #[derive(Debug, Default)]
-pub struct FrameInbox {
+struct FrameInbox {
     state: Mutex<FrameInboxState>,
     arrived: Condvar,
 }
@@ -105,19 +110,17 @@ fn weight(frame: &[u8]) -> usize {
 
 impl FrameInbox {
     /// Adds a frame. A sender that ignores the limits loses what does not fit.
-    pub fn push(&self, frame: Vec<u8>) {
+    fn add(&self, frame: Vec<u8>) {
         let mut state = self.lock();
         if state.bytes > 0 && state.bytes + weight(&frame) > 2 * MAX_BYTES {
             return;
         }
         state.bytes += weight(&frame);
         state.frames.push_back(frame);
-        drop(state);
-        self.wake();
     }
 
     /// Makes the session look at once.
-    pub fn wake(&self) {
+    fn wake(&self) {
         let mut state = self.lock();
         state.is_woken = true;
         let waiter = state.waiter.clone();
@@ -139,12 +142,19 @@ impl FrameInbox {
     /// The next frame. If there is none, the session may sleep.
     fn pop(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
-        let frame = state.frames.pop_front();
-        match &frame {
-            Some(frame) => state.bytes -= weight(frame),
-            None => state.is_woken = false,
-        }
+        let frame = state.pop();
+        state.is_woken &= frame.is_some();
         frame
+    }
+
+    /// The next frame, if it is a message or a post.
+    fn pop_item(&self) -> Option<Vec<u8>> {
+        let mut state = self.lock();
+        if state.frames.front().is_some_and(|frame| is_item(frame)) { state.pop() } else { None }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lock().frames.is_empty()
     }
 
     fn set_waiter(&self, waiter: Option<Arc<Waiter>>) {
@@ -154,6 +164,14 @@ impl FrameInbox {
     fn wait(&self, timeout: Duration) {
         let state = self.lock();
         let _ = self.arrived.wait_timeout_while(state, timeout, |state| !state.is_woken);
+    }
+}
+
+impl FrameInboxState {
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let frame = self.frames.pop_front()?;
+        self.bytes -= weight(&frame);
+        Some(frame)
     }
 }
 
@@ -174,7 +192,7 @@ pub struct SessionSettings {
 
 impl SessionSettings {
     fn journal(&self) -> PathBuf {
-        self.dir.join(format!(".shmesh-bridge-{}@{}", self.link, self.node))
+        far_node_file(&self.dir, &self.link, &self.node)
     }
 }
 
@@ -193,8 +211,78 @@ struct Other {
     heard: Instant,
 }
 
-/// A session, run by a thread of its own.
+/// A session: run by a thread of its own, and given frames by the engine's.
 pub struct PeerSession {
+    inbox: Arc<FrameInbox>,
+    /// `None` when it has ended: an engine's thread that still has the session keeps neither its link nor its journal.
+    state: Mutex<Option<SessionState>>,
+}
+
+impl fmt::Debug for PeerSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerSession").finish_non_exhaustive()
+    }
+}
+
+impl PeerSession {
+    /// A session that continues where the last process of this bridge stopped.
+    ///
+    /// # Errors
+    /// Its journal cannot be opened.
+    pub fn new(settings: SessionSettings, outlet: Arc<dyn Outlet>, counts: BridgeCounts) -> Result<Self> {
+        let inbox = Arc::<FrameInbox>::default();
+        let state = SessionState::new(settings, outlet, Arc::clone(&inbox), counts)?;
+        Ok(Self { inbox, state: Mutex::new(Some(state)) })
+    }
+
+    /// Gives it a frame. It does not wait.
+    pub fn push(&self, frame: Vec<u8>) {
+        self.inbox.add(frame);
+        // Otherwise the thread is busy, and may have looked for frames already.
+        let is_done =
+            self.state.try_lock().is_ok_and(|mut state| state.as_mut().is_none_or(SessionState::pass_on));
+        if !is_done {
+            self.inbox.wake();
+        }
+    }
+
+    /// Makes its thread look whether it is to stop.
+    pub fn wake(&self) {
+        self.inbox.wake();
+    }
+
+    /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds.
+    pub fn run(&self, stop: &AtomicBool) {
+        loop {
+            let Some((timeout, waiter)) = self.step(stop) else { return };
+            match waiter {
+                None => self.inbox.wait(timeout),
+                Some(waiter) => {
+                    let is_ready =
+                        || self.inbox.is_woken() || self.lock().as_mut().is_none_or(SessionState::is_ready);
+                    let _ = waiter.wait_until(Some(timeout), is_ready);
+                }
+            }
+        }
+    }
+
+    /// In a function of its own, so that the lock is free while the thread waits.
+    fn step(&self, stop: &AtomicBool) -> Option<(Duration, Option<Arc<Waiter>>)> {
+        let mut state = self.lock();
+        let next = state.as_mut()?.step(stop);
+        if next.is_none() {
+            *state = None;
+        }
+        next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<SessionState>> {
+        // What a panic leaves is what a kill can leave: every number is in the journal.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct SessionState {
     settings: SessionSettings,
     outlet: Arc<dyn Outlet>,
     inbox: Arc<FrameInbox>,
@@ -219,7 +307,17 @@ pub struct PeerSession {
     taken: u64,
     posts: VecDeque<(u64, u32)>,
     /// Posts that were taken while waiting.
-    posted: Cell<u32>,
+    posted: u32,
+    /// Why a message could not be passed on: the thread leaves the link.
+    failure: Option<Error>,
+    /// The thread wakes in time to send what has changed.
+    is_tell_due: bool,
+    /// When the rate was measured last, and how many bytes had crossed.
+    rated: (Instant, u64),
+    started: Instant,
+    /// The clock of the other side in its last status, and when that came.
+    other_clock: (u64, Instant),
+    round_trip: Option<Duration>,
     told: Option<(Instant, Status)>,
     must_tell: bool,
     /// Whether the next status asks for missing messages, and when one did last, after which number.
@@ -233,12 +331,8 @@ pub struct PeerSession {
     last_complaint: String,
 }
 
-impl PeerSession {
-    /// A session that continues where the last process of this bridge stopped.
-    ///
-    /// # Errors
-    /// Its journal cannot be opened.
-    pub fn new(
+impl SessionState {
+    fn new(
         settings: SessionSettings,
         outlet: Arc<dyn Outlet>,
         inbox: Arc<FrameInbox>,
@@ -254,8 +348,10 @@ impl PeerSession {
         }
         if past.is_last_lost {
             counts.lost.inc();
+            journal.lost(1);
         }
         let now = Instant::now();
+        let rated = (now, journal.bytes());
         Ok(Self {
             settings,
             outlet,
@@ -274,7 +370,13 @@ impl PeerSession {
             paused: None,
             taken: 0,
             posts: VecDeque::new(),
-            posted: Cell::new(0),
+            posted: 0,
+            failure: None,
+            is_tell_due: false,
+            rated,
+            started: now,
+            other_clock: (0, now),
+            round_trip: None,
             told: None,
             must_tell: true,
             asks: false,
@@ -287,37 +389,52 @@ impl PeerSession {
         })
     }
 
-    /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds.
-    pub fn run(&mut self, stop: &AtomicBool) {
-        loop {
-            while let Some(frame) = self.inbox.pop() {
-                self.hear(&frame);
-            }
-            // After `pop`, which allows to sleep, so that the wake-up for a stop is never the one that is forgotten.
-            if stop.load(Ordering::Acquire) {
-                let since = *self.stopping.get_or_insert_with(Instant::now);
-                let is_sent = self.sender.is_drained() || !self.is_connected();
-                let is_passed_on = self.receiver.front().is_none() || self.attached.is_none();
-                if is_sent && is_passed_on || since.elapsed() > DRAIN_LIMIT {
-                    self.tell();
-                    return;
-                }
-            }
-            if self.is_forgotten() {
-                info!(link = %self.settings.link, node = self.settings.node, "the node was silent for long: its session ends");
-                return;
-            }
-            self.attach_or_detach();
-            let worked = self.deliver().and_then(|()| self.take());
-            if let Err(error) = worked {
-                // Evicted, or the link is damaged. It is looked for again.
-                self.complain(format!("the link failed: {error}"));
-                self.leave_link();
-            }
-            self.send_again_if_stalled();
-            self.tell_if_changed();
-            self.wait();
+    /// Does what there is to do. Returns for how long to wait then, and with what: until the link or a frame wakes the thread, or until a
+    /// frame does. `None` if the session has ended.
+    fn step(&mut self, stop: &AtomicBool) -> Option<(Duration, Option<Arc<Waiter>>)> {
+        while let Some(frame) = self.inbox.pop() {
+            self.hear(frame);
         }
+        // After `pop`, which allows to sleep, so that the wake-up for a stop is never the one that is forgotten.
+        if stop.load(Ordering::Acquire) {
+            let since = *self.stopping.get_or_insert_with(Instant::now);
+            let is_sent = self.sender.is_drained() || !self.is_connected();
+            let is_passed_on = self.receiver.front().is_none() || self.attached.is_none();
+            if is_sent && is_passed_on || since.elapsed() > DRAIN_LIMIT {
+                self.tell();
+                return None;
+            }
+        }
+        if self.is_forgotten() {
+            info!(link = %self.settings.link, node = self.settings.node, "the node was silent for long: its session ends");
+            return None;
+        }
+        self.attach_or_detach();
+        let failed = self.failure.take().map_or(Ok(()), Err);
+        let worked = failed.and_then(|()| self.deliver()).and_then(|()| self.take());
+        if let Err(error) = worked {
+            // Evicted, or the link is damaged. It is looked for again.
+            self.complain(format!("the link failed: {error}"));
+            self.leave_link();
+        }
+        self.send_again_if_stalled();
+        self.tell_if_changed();
+        Some(self.plan_wait())
+    }
+
+    /// In the engine's thread: passes received messages to the link. Returns whether there is nothing more to do.
+    fn pass_on(&mut self) -> bool {
+        if self.attached.is_none() {
+            return false;
+        }
+        while let Some(frame) = self.inbox.pop_item() {
+            self.hear(frame);
+        }
+        if let Err(error) = self.deliver() {
+            self.failure = Some(error);
+        }
+        let is_all_done = self.inbox.is_empty() && self.receiver.front().is_none() && self.failure.is_none();
+        is_all_done && !self.must_tell && self.is_tell_due && !self.is_window_used()
     }
 
     /// Whether a far node has gone for good, as far as this can be seen.
@@ -334,10 +451,10 @@ impl PeerSession {
         self.other.as_ref().is_some_and(|other| other.heard.elapsed() < self.settings.peer_timeout)
     }
 
-    fn hear(&mut self, frame: &[u8]) {
-        match Frame::decode(frame) {
+    fn hear(&mut self, frame: Vec<u8>) {
+        match Frame::decode(&frame) {
             Ok(Frame::Status(status)) => self.hear_status(*status),
-            Ok(Frame::Item(head, parts)) => self.hear_item(head, parts),
+            Ok(Frame::Item(head, _)) => self.hear_item(head, frame),
             Err(error) => {
                 self.counts.refused.inc();
                 self.complain(format!("a frame was refused: {error}"));
@@ -360,12 +477,18 @@ impl PeerSession {
         let known = self.other.as_ref().map(|other| other.status.instance);
         if known != Some(status.instance) {
             self.earlier_instance = known;
+            self.round_trip = None;
             // It knows nothing of this side yet.
             self.must_tell = true;
         }
         let before = self.other.as_ref().map(|other| other.status.received);
         if before != Some(status.received) || known != Some(status.instance) {
             self.received_at = Instant::now();
+        }
+        self.other_clock = (status.clock_us, Instant::now());
+        if status.to == self.instance && status.echo_us > 0 {
+            let trip = self.clock_us().saturating_sub(status.echo_us).saturating_sub(status.echo_age_us);
+            self.round_trip = Some(Duration::from_micros(trip));
         }
         self.sender.acknowledge(status.known_stream, status.delivered, status.limit);
         if self.receiver.adopt(status.stream, status.oldest) {
@@ -384,14 +507,14 @@ impl PeerSession {
         }
     }
 
-    fn hear_item(&mut self, head: ItemHead, parts: &[u8]) {
+    fn hear_item(&mut self, head: ItemHead, frame: Vec<u8>) {
         // Only of the process that was heard last: another may answer to the same name.
         let is_mine = |other: &&mut Other| other.status.stream == head.stream && head.to == self.instance;
         let Some(other) = self.other.as_mut().filter(is_mine) else {
             return;
         };
         other.heard = Instant::now();
-        match self.receiver.accept(head, parts) {
+        match self.receiver.accept(head, frame) {
             Arrival::Next { lost } => self.count_lost(lost),
             // The sender did not get the last status.
             Arrival::Old => self.must_tell = true,
@@ -416,6 +539,7 @@ impl PeerSession {
         if lost > 0 {
             let delivered = self.receiver.delivered();
             self.journal.passed(delivered);
+            self.journal.lost(lost);
             self.counts.lost.inc_by(lost);
             warn!(link = %self.settings.link, node = self.settings.node, lost, "messages of the other side are lost");
         }
@@ -483,7 +607,7 @@ impl PeerSession {
         self.inbox.set_waiter(None);
         self.attached = None;
         self.posts.clear();
-        self.posted.set(0);
+        self.posted = 0;
     }
 
     fn detach(&mut self) {
@@ -614,6 +738,7 @@ impl PeerSession {
             {
                 Ok(()) => {
                     self.counts.received.inc();
+                    self.journal.received(received.bytes());
                     delivered += 1;
                 }
                 Err(error) if lacks_room(&error) => {
@@ -625,6 +750,7 @@ impl PeerSession {
                     // The other side's link has another shape.
                     complaint = Some(format!("a message was dropped: {error}"));
                     self.counts.lost.inc();
+                    self.journal.lost(1);
                     self.journal.delivering(number);
                 }
             }
@@ -656,8 +782,8 @@ impl PeerSession {
         let Some(attached) = &self.attached else { return Ok(()) };
         let mut failure = None;
         if attached.has_notification {
-            while self.posted.get() > 0 || attached.link.wait_tti(Some(Duration::ZERO))? {
-                self.posted.set(self.posted.get().saturating_sub(1));
+            while self.posted > 0 || attached.link.wait_tti(Some(Duration::ZERO))? {
+                self.posted = self.posted.saturating_sub(1);
                 // What was sent before the post comes before it.
                 let after = self.taken + attached.link.queued() as u64;
                 match self.posts.back_mut() {
@@ -724,6 +850,7 @@ impl PeerSession {
                     put(&*self.outlet, &self.settings.node, frame);
                     self.taken += 1;
                     self.counts.sent.inc();
+                    self.journal.sent(u64::from(head.msg_len) + u64::from(head.data_len));
                 }
                 Ok(None) => {
                     self.journal.taking(self.sender.next() - 1);
@@ -785,8 +912,12 @@ impl PeerSession {
         }
     }
 
+    /// Microseconds since this session began, and never 0.
+    fn clock_us(&self) -> u64 {
+        micros(self.started.elapsed()) + 1
+    }
+
     fn status(&self, again: bool) -> Status {
-        let queued = self.attached.as_ref().is_some_and(|attached| attached.link.has_message());
         Status {
             instance: self.instance,
             to: self.other_instance(),
@@ -797,19 +928,20 @@ impl PeerSession {
             delivered: self.receiver.delivered(),
             received: self.receiver.received(),
             limit: self.receiver.limit(),
+            clock_us: self.clock_us(),
+            echo_us: self.other_clock.0,
+            echo_age_us: micros(self.other_clock.1.elapsed()),
             again,
-            peers: if self.stopping.is_some() { 0 } else { self.peers },
-            // What waits for programs that are not there is not sent.
-            is_drained: self.sender.is_drained() && !(queued && self.may_take().is_some()),
+            peers: self.told_peers(),
+            is_drained: self.is_drained(),
             shape: self.shape.clone(),
         }
     }
 
     fn tell_if_changed(&mut self) {
         let Some((at, told)) = &self.told else { return self.tell() };
-        let quarter = (self.receiver.limit() - self.receiver.delivered()) / 4;
         let is_due = self.must_tell
-            || self.receiver.delivered() > told.delivered + quarter
+            || self.is_window_used()
             || at.elapsed() >= self.settings.peer_timeout / 5
             || (at.elapsed() >= TELL_AFTER && self.has_changed(told));
         if is_due {
@@ -817,23 +949,57 @@ impl PeerSession {
         }
     }
 
-    /// Whether there is news. `next` is none: the messages tell it themselves.
+    /// Whether so much of the window was delivered that the sender may soon have to wait.
+    fn is_window_used(&self) -> bool {
+        let quarter = (self.receiver.limit() - self.receiver.delivered()) / 4;
+        self.told.as_ref().is_some_and(|(_, told)| self.receiver.delivered() > told.delivered + quarter)
+    }
+
+    /// Whether there is news. `next` and `oldest` are none: the messages tell them themselves.
     fn has_changed(&self, told: &Status) -> bool {
-        *told != Status { next: told.next, oldest: told.oldest, ..self.status(told.again) }
+        told.to != self.other_instance()
+            || told.known_stream != self.receiver.stream()
+            || told.delivered != self.receiver.delivered()
+            || told.received != self.receiver.received()
+            || told.limit != self.receiver.limit()
+            || told.peers != self.told_peers()
+            || told.is_drained != self.is_drained()
+            || told.shape != self.shape
+    }
+
+    /// The participants that the other side stands for.
+    fn told_peers(&self) -> u32 {
+        if self.stopping.is_some() { 0 } else { self.peers }
+    }
+
+    /// Whether nothing is left to be sent. What waits for programs that are not there is not sent.
+    fn is_drained(&self) -> bool {
+        let queued = || self.attached.as_ref().is_some_and(|attached| attached.link.has_message());
+        self.sender.is_drained() && !(self.may_take().is_some() && queued())
     }
 
     fn tell(&mut self) {
         let asks = std::mem::take(&mut self.asks);
         let status = self.status(asks);
         self.must_tell = false;
-        put(&*self.outlet, &self.settings.node, &status.encode());
+        put(&*self.outlet, &self.settings.node, &Arc::new(status.encode()));
         self.told = Some((Instant::now(), status));
+        let (at, bytes) = self.rated;
+        let elapsed = at.elapsed();
+        if elapsed >= RATE_OVER {
+            self.rated = (Instant::now(), self.journal.bytes());
+            let crossed = u128::from(self.rated.1.wrapping_sub(bytes));
+            let rate = crossed * 1_000_000 / elapsed.as_micros().max(1);
+            self.journal.set_rate(u64::try_from(rate).unwrap_or(u64::MAX));
+        }
+        self.journal.tell(self.is_connected(), self.settings.peer_timeout, self.round_trip);
     }
 
-    fn wait(&self) {
+    fn plan_wait(&mut self) -> (Duration, Option<Arc<Waiter>>) {
         let mut timeout = if self.attached.is_some() { self.settings.peer_timeout / 5 } else { LOOK_EVERY };
         if let Some((at, told)) = &self.told {
-            let next = if self.has_changed(told) { TELL_AFTER } else { self.settings.peer_timeout / 5 };
+            self.is_tell_due = self.has_changed(told);
+            let next = if self.is_tell_due { TELL_AFTER } else { self.settings.peer_timeout / 5 };
             timeout = timeout.min(next.saturating_sub(at.elapsed()));
         }
         if !self.sender.is_drained() || self.stopping.is_some() {
@@ -845,34 +1011,36 @@ impl PeerSession {
         if self.blocked.is_some() {
             timeout = timeout.min(ROOM_EVERY);
         }
-        let Some(attached) = &self.attached else { return self.inbox.wait(timeout) };
-        if !attached.has_notification {
-            if !attached.link.has_message() || !self.sender.has_room() || self.may_take().is_none() {
-                self.inbox.wait(timeout.min(ROOM_EVERY));
-            }
-            return;
+        let Some(attached) = &self.attached else { return (timeout, None) };
+        if attached.has_notification {
+            return (timeout, Some(Arc::clone(&attached.waiter)));
+        }
+        let has_work = attached.link.has_message() && self.sender.has_room() && self.may_take().is_some();
+        (if has_work { Duration::ZERO } else { timeout.min(ROOM_EVERY) }, None)
+    }
+
+    /// Whether the link has something to do for the thread, which waits on it.
+    fn is_ready(&mut self) -> bool {
+        // The engine's thread may have made the wait too long.
+        let Some(attached) = &self.attached else { return true };
+        if attached.link.wait_tti(Some(Duration::ZERO)).unwrap_or(false) {
+            self.posted += 1;
+            return true;
         }
         let may_take = self.sender.has_room() && !self.waits_to_skip && self.may_take().is_some();
-        let is_posted = || {
-            let is_posted = attached.link.wait_tti(Some(Duration::ZERO)).unwrap_or(false);
-            self.posted.set(self.posted.get() + u32::from(is_posted));
-            is_posted
-        };
-        let ready = || {
-            self.inbox.is_woken()
-                || (may_take && attached.link.has_message())
-                || attached.link.has_event()
-                || is_posted()
-        };
-        let _ = attached.waiter.wait_until(Some(timeout), ready);
+        (may_take && attached.link.has_message()) || attached.link.has_event()
     }
 }
 
 /// Gives a frame to the engine. If that fails, it is lost, and sent again as others that are lost.
-fn put(outlet: &dyn Outlet, node: &str, frame: &[u8]) {
+fn put(outlet: &dyn Outlet, node: &str, frame: &SentFrame) {
     if let Err(error) = outlet.put(node, frame) {
         debug!(node, "cannot send a frame: {error:#}");
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX - 1)
 }
 
 /// A length of a part of a message: no buffer is larger than 2 GiB.

@@ -7,11 +7,16 @@
 //! Memory is bounded: the sender keeps at most what the receiver's limit allows, and [`MAX_BYTES`]. The receiver takes no more.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use crate::engine::SentFrame;
 use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, set_receiver};
 
 /// Bytes that one direction keeps at most, unless a single message is larger.
 pub const MAX_BYTES: usize = 32 << 20;
+
+/// Bytes of buffers that one direction keeps for its next messages.
+const SPARE_BYTES: usize = 2 << 20;
 
 /// The sending half of a direction.
 #[derive(Debug)]
@@ -22,12 +27,13 @@ pub struct Sender {
     /// Numbers below this may be sent.
     limit: u64,
     /// Copies of the messages from `oldest` on.
-    kept: VecDeque<Vec<u8>>,
+    kept: VecDeque<SentFrame>,
     kept_bytes: usize,
     /// The number of the first copy.
     oldest: u64,
     /// Buffers of messages that were delivered, for the next ones.
-    spare: Vec<Vec<u8>>,
+    spare: Vec<SentFrame>,
+    spare_bytes: usize,
 }
 
 impl Sender {
@@ -36,7 +42,7 @@ impl Sender {
     pub fn new(stream: u64, taken: u64) -> Self {
         let next = taken + 1;
         let (kept, spare) = (VecDeque::new(), Vec::new());
-        Self { stream, next, limit: 0, kept, kept_bytes: 0, oldest: next, spare }
+        Self { stream, next, limit: 0, kept, kept_bytes: 0, oldest: next, spare, spare_bytes: 0 }
     }
 
     /// The number of the stream.
@@ -72,12 +78,15 @@ impl Sender {
     }
 
     /// Adds a message and returns its frame. `head` gets its numbers, and `parts` appends the bytes of its parts.
-    pub fn add(&mut self, head: ItemHead, parts: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
+    pub fn add(&mut self, head: ItemHead, parts: impl FnOnce(&mut Vec<u8>)) -> &SentFrame {
         let mut frame = self.spare.pop().unwrap_or_default();
-        frame.clear();
+        self.spare_bytes -= frame.capacity();
         let head = ItemHead { stream: self.stream, number: self.next, oldest: self.oldest, ..head };
-        head.encode(&mut frame);
-        parts(&mut frame);
+        // The engine has done with it, or it would be no spare one.
+        let buffer = Arc::make_mut(&mut frame);
+        buffer.clear();
+        head.encode(buffer);
+        parts(buffer);
         self.kept_bytes += frame.len();
         self.kept.push_back(frame);
         self.next += 1;
@@ -93,24 +102,27 @@ impl Sender {
         }
         self.limit = limit;
         while self.oldest <= delivered
-            && let Some(frame) = self.kept.pop_front()
+            && let Some(mut frame) = self.kept.pop_front()
         {
             self.oldest += 1;
             self.kept_bytes -= frame.len();
-            // A few small ones: large ones go back to the allocator.
-            if self.spare.len() < 64 && frame.capacity() <= 64 << 10 {
+            // As many as a stream at full speed needs. Others go back to the allocator.
+            let is_kept =
+                self.spare_bytes + frame.capacity() <= SPARE_BYTES && Arc::get_mut(&mut frame).is_some();
+            if is_kept {
+                self.spare_bytes += frame.capacity();
                 self.spare.push(frame);
             }
         }
     }
 
     /// The frames after the number `received`, to be sent again, to the process `to`.
-    pub fn again(&mut self, to: u64, received: u64) -> impl Iterator<Item = &[u8]> {
+    pub fn again(&mut self, to: u64, received: u64) -> impl Iterator<Item = &SentFrame> {
         let (oldest, limit) = (self.oldest, self.limit);
         let numbered = self.kept.iter_mut().zip(oldest..limit);
         numbered.filter(move |(_, number)| *number > received).map(move |(frame, _)| {
-            set_receiver(frame, to, oldest);
-            &frame[..]
+            set_receiver(Arc::<Vec<u8>>::make_mut(frame), to, oldest);
+            &*frame
         })
     }
 
@@ -126,22 +138,28 @@ impl Sender {
 pub struct ReceivedItem {
     /// The head of the message.
     pub head: ItemHead,
-    parts: Vec<u8>,
+    frame: Vec<u8>,
     /// Whether it is a post that was passed on before its turn.
     pub is_done: bool,
 }
 
 impl ReceivedItem {
+    /// Bytes of the parts.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.head.msg_len) + u64::from(self.head.data_len)
+    }
+
     /// The bytes of the MSG part.
     #[must_use]
     pub fn msg(&self) -> &[u8] {
-        &self.parts[..self.head.msg_len as usize]
+        &self.frame[ITEM_HEAD_BYTES..][..self.head.msg_len as usize]
     }
 
     /// The bytes of the DATA part.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        &self.parts[self.head.msg_len as usize..]
+        &self.frame[ITEM_HEAD_BYTES + self.head.msg_len as usize..]
     }
 }
 
@@ -218,8 +236,8 @@ impl Receiver {
         is_new
     }
 
-    /// Takes a frame of the stream.
-    pub fn accept(&mut self, head: ItemHead, parts: &[u8]) -> Arrival {
+    /// Takes a frame of the stream, which has this head.
+    pub fn accept(&mut self, head: ItemHead, frame: Vec<u8>) -> Arrival {
         if head.stream != self.stream {
             return Arrival::Early;
         }
@@ -239,12 +257,12 @@ impl Receiver {
             // The numbers of what waits count on without a gap, so it is delivered first.
             return Arrival::Early;
         }
-        if self.waiting_bytes > 0 && self.waiting_bytes + parts.len() > MAX_BYTES + ITEM_HEAD_BYTES {
+        if self.waiting_bytes > 0 && self.waiting_bytes + frame.len() > MAX_BYTES + ITEM_HEAD_BYTES {
             return Arrival::Beyond;
         }
         self.delivered += lost;
-        self.waiting_bytes += parts.len();
-        self.waiting.push_back(ReceivedItem { head, parts: parts.to_vec(), is_done: false });
+        self.waiting_bytes += frame.len();
+        self.waiting.push_back(ReceivedItem { head, frame, is_done: false });
         Arrival::Next { lost }
     }
 
@@ -276,7 +294,7 @@ impl Receiver {
     pub fn pop(&mut self) {
         if let Some(received) = self.waiting.pop_front() {
             self.delivered += 1;
-            self.waiting_bytes -= received.parts.len();
+            self.waiting_bytes -= received.frame.len();
         }
     }
 }
@@ -345,8 +363,8 @@ mod tests {
             }
             let at = at % self.way.len();
             let frame = if stays { self.way[at].clone() } else { self.way.remove(at) };
-            let Ok(Frame::Item(head, parts)) = Frame::decode(&frame) else { panic!("it is damaged") };
-            if let Arrival::Next { lost } = self.receiver.accept(head, parts) {
+            let Ok(Frame::Item(head, _)) = Frame::decode(&frame) else { panic!("it is damaged") };
+            if let Arrival::Next { lost } = self.receiver.accept(head, frame) {
                 self.lost += lost;
             }
         }
@@ -367,7 +385,7 @@ mod tests {
         fn again(&mut self) {
             let known = self.receiver.stream() == self.sender.stream();
             let received = if known { self.receiver.received() } else { 0 };
-            self.way.extend(self.sender.again(1, received).map(<[u8]>::to_vec));
+            self.way.extend(self.sender.again(1, received).map(|frame| frame.to_vec()));
         }
 
         /// The sender is killed: what it kept is gone, and its journal has the last number.
@@ -484,11 +502,11 @@ mod tests {
         let mut receiver = Receiver::new(0, 0, 2);
         assert!(receiver.adopt(3, 1) && !receiver.adopt(3, 5));
         let item = |number| ItemHead { stream: 3, number, oldest: 1, msg_len: 0, ..head() };
-        assert_eq!(receiver.accept(item(1), b""), Arrival::Next { lost: 0 });
-        assert_eq!(receiver.accept(item(2), b""), Arrival::Next { lost: 0 });
-        assert_eq!(receiver.accept(item(3), b""), Arrival::Beyond);
-        assert_eq!(receiver.accept(item(1), b""), Arrival::Old);
+        assert_eq!(receiver.accept(item(1), Vec::new()), Arrival::Next { lost: 0 });
+        assert_eq!(receiver.accept(item(2), Vec::new()), Arrival::Next { lost: 0 });
+        assert_eq!(receiver.accept(item(3), Vec::new()), Arrival::Beyond);
+        assert_eq!(receiver.accept(item(1), Vec::new()), Arrival::Old);
         receiver.pop();
-        assert_eq!(receiver.accept(item(3), b""), Arrival::Next { lost: 0 });
+        assert_eq!(receiver.accept(item(3), Vec::new()), Arrival::Next { lost: 0 });
     }
 }

@@ -9,11 +9,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
+use bytes::Bytes;
+use zenoh::bytes::ZBytes;
 use zenoh::pubsub::{Publisher, Subscriber};
 use zenoh::qos::CongestionControl;
 use zenoh::{Session, Wait};
 
-use crate::engine::{Engine, OnFrame, Outlet};
+use crate::engine::{Engine, OnFrame, Outlet, SentFrame};
 
 /// Where a bridge listens and connects, and with which certificates.
 #[derive(Clone, Debug, Default)]
@@ -119,6 +121,17 @@ impl Engine for ZenohEngine {
     }
 }
 
+/// Frames that are not longer are copied.
+const COPIED_BYTES: usize = 4 << 10;
+
+struct SharedFrame(SentFrame);
+
+impl AsRef<[u8]> for SharedFrame {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 struct ZenohOutlet {
     session: Session,
     prefix: String,
@@ -133,9 +146,15 @@ impl fmt::Debug for ZenohOutlet {
 }
 
 impl Outlet for ZenohOutlet {
-    fn put(&self, node: &str, frame: &[u8]) -> Result<()> {
+    fn put(&self, node: &str, frame: &SentFrame) -> Result<()> {
         // The lock is not held while a frame is sent: that waits when the connection to this node is slow.
-        self.publisher(node)?.put(frame).wait().map_err(|error| anyhow!("{error}"))
+        let publisher = self.publisher(node)?;
+        let payload = match frame.len() {
+            // To share a few bytes costs more than to copy them.
+            ..=COPIED_BYTES => ZBytes::from(&frame[..]),
+            _ => Bytes::from_owner(SharedFrame(Arc::clone(frame))).into(),
+        };
+        publisher.put(payload).wait().map_err(|error| anyhow!("{error}"))
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
+use shmesh::inspect::far_nodes;
 use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
 use shmesh_bridge::engine::{Fate, MemoryEngine};
@@ -174,6 +175,35 @@ fn both_directions(mode: RingMode, one_in: u64, count: u32) {
     sender.join().unwrap();
     home.join().unwrap();
     bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn both_ends_show_each_other() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let [home, far] = machines.bridges();
+    let mac = machines.attach();
+    let name = "fronthaul".parse().unwrap();
+    let shown = |dir: &TempDir| far_nodes(dir.path(), &name).unwrap().pop().unwrap();
+    send(&phy, 1);
+    send(&phy, 2);
+    (1..3).for_each(|number| receive(&mac, number));
+    until("the ends show each other", || {
+        let [at_home, at_far] = [&machines.home, &machines.far].map(shown);
+        let counts = [(at_home.sent, at_home.received), (at_far.received, at_far.sent)];
+        [&at_home, &at_far].iter().all(|node| node.is_connected && node.round_trip.is_some())
+            && counts == [(2, 0); 2]
+            && at_home.sent_bytes == 10_400
+            && at_far.received_bytes == 10_400
+    });
+    assert_eq!((shown(&machines.home).node, shown(&machines.home).lost), ("edge".to_owned(), 0));
+    machines.is_cut.store(true, Ordering::Release);
+    until("the cut shows", || {
+        let nodes = [&machines.home, &machines.far].map(shown);
+        nodes.iter().all(|node| node.is_running && !node.is_connected)
+    });
+    [home, far].into_iter().for_each(Bridge::stop);
+    until("the end shows", || !shown(&machines.home).is_running);
 }
 
 #[test]
