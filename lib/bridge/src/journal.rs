@@ -80,6 +80,9 @@ impl Journal {
             delivered: read(Word::Begun),
             is_last_lost: read(Word::Begun) != read(Word::Done),
         };
+        if past.is_last_lost {
+            journal.lost(1);
+        }
         journal.done(past.delivered);
         Ok((journal, past))
     }

@@ -29,8 +29,10 @@ use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
 
 /// How long a change may wait until it is sent, so that many are sent at once.
 const TELL_AFTER: Duration = Duration::from_millis(20);
-/// How long a sender waits for the other side to receive before it sends again.
+/// How long a sender waits for the other side to receive before it sends again, at least and at most. Each time in vain it waits twice as
+/// long: on a slow network everything that is sent once more keeps the rest from arriving.
 const AGAIN_AFTER: Duration = Duration::from_millis(300);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(5);
 /// How often the receiver asks for the same missing message.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// How often a session without its link looks for it.
@@ -260,7 +262,10 @@ impl PeerSession {
                 Some(waiter) => {
                     let is_ready =
                         || self.inbox.is_woken() || self.lock().as_mut().is_none_or(SessionState::is_ready);
-                    let _ = waiter.wait_until(Some(timeout), is_ready);
+                    if waiter.wait_until(Some(timeout), is_ready).is_err() {
+                        // Evicted: the link is left when it is looked at next.
+                        self.inbox.wait(timeout.min(LOOK_EVERY));
+                    }
                 }
             }
         }
@@ -326,6 +331,8 @@ struct SessionState {
     /// Since when the link has had no room, while messages wait for it.
     blocked: Option<Instant>,
     received_at: Instant,
+    /// When it sent again last, and how long it waits before it does so next.
+    sent_again: (Instant, Duration),
     looked_at: Option<Instant>,
     stopping: Option<Instant>,
     last_complaint: String,
@@ -348,7 +355,6 @@ impl SessionState {
         }
         if past.is_last_lost {
             counts.lost.inc();
-            journal.lost(1);
         }
         let now = Instant::now();
         let rated = (now, journal.bytes());
@@ -383,6 +389,7 @@ impl SessionState {
             asked: None,
             blocked: None,
             received_at: now,
+            sent_again: (now, AGAIN_AFTER),
             looked_at: None,
             stopping: None,
             last_complaint: String::new(),
@@ -484,6 +491,7 @@ impl SessionState {
         let before = self.other.as_ref().map(|other| other.status.received);
         if before != Some(status.received) || known != Some(status.instance) {
             self.received_at = Instant::now();
+            self.sent_again.1 = self.again_after();
         }
         self.other_clock = (status.clock_us, Instant::now());
         if status.to == self.instance && status.echo_us > 0 {
@@ -502,7 +510,9 @@ impl SessionState {
         }
         let is_asked = status.again;
         self.other = Some(Other { status, heard: Instant::now() });
-        if is_asked {
+        // What was sent again is still on its way.
+        if is_asked && self.sent_again.0.elapsed() >= self.round_trip.unwrap_or_default().min(AGAIN_AFTER_MAX)
+        {
             self.send_again();
         }
     }
@@ -538,8 +548,9 @@ impl SessionState {
     fn count_lost(&mut self, lost: u64) {
         if lost > 0 {
             let delivered = self.receiver.delivered();
-            self.journal.passed(delivered);
+            // In this order: a kill in between counts them once more, not once less.
             self.journal.lost(lost);
+            self.journal.passed(delivered);
             self.counts.lost.inc_by(lost);
             warn!(link = %self.settings.link, node = self.settings.node, lost, "messages of the other side are lost");
         }
@@ -885,11 +896,18 @@ impl SessionState {
     fn send_again_if_stalled(&mut self) {
         let is_stalled = !self.sender.is_drained()
             && self.received() + 1 < self.sender.next()
-            && self.received_at.elapsed() >= AGAIN_AFTER
+            && self.received_at.max(self.sent_again.0).elapsed() >= self.sent_again.1
             && self.is_connected();
         if is_stalled {
+            self.sent_again.1 = (self.sent_again.1 * 2).min(AGAIN_AFTER_MAX);
             self.send_again();
         }
+    }
+
+    /// Twice the time that a message and its acknowledgement take.
+    fn again_after(&self) -> Duration {
+        let round_trip = self.round_trip.unwrap_or_default();
+        (2 * (round_trip + TELL_AFTER)).clamp(AGAIN_AFTER, AGAIN_AFTER_MAX)
     }
 
     /// The last number that the other side has received.
@@ -904,7 +922,7 @@ impl SessionState {
     }
 
     fn send_again(&mut self) {
-        self.received_at = Instant::now();
+        self.sent_again.0 = Instant::now();
         let (to, received) = (self.other_instance(), self.received());
         for frame in self.sender.again(to, received) {
             put(&*self.outlet, &self.settings.node, frame);

@@ -1,8 +1,11 @@
-//! Tests of the bridge with real links: in one process with an engine that loses frames, and with processes and Zenoh.
+//! Tests of the bridge with real links: in one process with an engine that loses frames, and with processes, Zenoh and a
+//! bad network.
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which fail by it")]
 
 #[path = "suite/carried.rs"]
 mod carried;
+#[path = "suite/networks.rs"]
+mod networks;
 #[path = "suite/processes.rs"]
 mod processes;
 

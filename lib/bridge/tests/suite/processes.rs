@@ -18,17 +18,17 @@ use crate::wait_for_peer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn bridge(dir: &Path, args: &[&str]) -> Command {
+pub(crate) fn bridge(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-bridge"));
     command.args(["--link", "fronthaul", "--dir"]).arg(dir).args(args);
     command.env_remove("SHMESH_DIR").stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
 
-struct BridgeProcess(Child);
+pub(crate) struct BridgeProcess(Child);
 
 impl BridgeProcess {
-    fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         Self(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
@@ -46,7 +46,7 @@ impl Drop for BridgeProcess {
 }
 
 /// A port that was free a moment ago.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
@@ -54,19 +54,19 @@ fn address(protocol: &str) -> String {
     format!("{protocol}/{}", free_address())
 }
 
-fn dir() -> tempfile::TempDir {
+pub(crate) fn dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-fn create(dir: &Path) -> Link {
+pub(crate) fn create(dir: &Path) -> Link {
     LinkOptions::new().dir(dir).create(&LinkConfig::new("fronthaul".parse().unwrap())).unwrap()
 }
 
-fn attach(dir: &Path) -> Link {
+pub(crate) fn attach(dir: &Path) -> Link {
     LinkOptions::new().dir(dir).timeout(PATIENCE).attach("fronthaul", Side::Secondary).unwrap()
 }
 
-fn send(link: &Link, number: u64) {
+pub(crate) fn send(link: &Link, number: u64) {
     until("room", || link.send_inline(1, 0, &number.to_le_bytes()).is_ok());
     link.notify().unwrap();
 }
@@ -76,7 +76,7 @@ fn number(link: &Link) -> Option<u64> {
     Some(u64::from_le_bytes(message.msg().try_into().unwrap()))
 }
 
-fn receive(link: &Link) -> u64 {
+pub(crate) fn receive(link: &Link) -> u64 {
     let start = Instant::now();
     loop {
         if let Some(number) = number(link) {
@@ -225,13 +225,13 @@ fn far_bridge_is_killed_50_times() {
     killed(false, 50);
 }
 
-struct Authority {
+pub(crate) struct Authority {
     dir: tempfile::TempDir,
 }
 
 impl Authority {
     /// An authority, and a bridge's certificate of it.
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
         let dir = dir();
         let key = KeyPair::generate().unwrap();
@@ -248,7 +248,7 @@ impl Authority {
         Self { dir }
     }
 
-    fn args(&self) -> Vec<String> {
+    pub(crate) fn args(&self) -> Vec<String> {
         let file = |name: &str| self.dir.path().join(name).display().to_string();
         let (authority, certificate, key) = (file("ca.pem"), file("cert.pem"), file("key.pem"));
         ["--authority", &authority, "--certificate", &certificate, "--key", &key].map(str::to_owned).to_vec()
