@@ -15,7 +15,7 @@ use shmesh_testing::until;
 use crate::processes::{Authority, BridgeProcess, attach, bridge, create, dir, free_address, receive, send};
 use crate::wait_for_peer;
 
-/// What happens to datagrams.
+/// What a network does to datagrams.
 #[derive(Clone, Copy)]
 struct Weather {
     lost_permille: u64,
@@ -158,15 +158,17 @@ fn has_peer(link: &Link, side: Side) -> bool {
     link.participants().any(|peer| peer.word.side() == side)
 }
 
-struct Bridged {
+struct TwoMachines {
     dirs: [tempfile::TempDir; 2],
     _bridges: [BridgeProcess; 2],
+    /// Its files are read at each connection.
+    _authority: Authority,
     relay: Relay,
     phy: Link,
     mac: Link,
 }
 
-fn bridged(protocol: &str, peer_timeout: &str, relay: impl Fn(&str) -> Relay) -> Bridged {
+fn bridged(protocol: &str, peer_timeout: &str, relay: impl Fn(&str) -> Relay) -> TwoMachines {
     let (home, far, address) = (dir(), dir(), free_address());
     let (authority, relay) = (Authority::new(), relay(&address));
     let start = |dir: &tempfile::TempDir, flag: &str, address: &str| {
@@ -182,10 +184,10 @@ fn bridged(protocol: &str, peer_timeout: &str, relay: impl Fn(&str) -> Relay) ->
     let bridges = [start(&home, "--listen", &address), start(&far, "--connect", &relay.address)];
     let mac = attach(far.path());
     wait_for_peer(&phy);
-    Bridged { dirs: [home, far], _bridges: bridges, relay, phy, mac }
+    TwoMachines { dirs: [home, far], _bridges: bridges, _authority: authority, relay, phy, mac }
 }
 
-impl Bridged {
+impl TwoMachines {
     /// Messages that either end has counted as lost.
     fn lost(&self) -> u64 {
         let link: LinkName = "fronthaul".parse().unwrap();
@@ -239,23 +241,52 @@ fn partitioned(protocol: &str, peer_timeout: &str, cut: Duration, relay: impl Fn
 
 const CALM: Weather = Weather { lost_permille: 0, delay: Duration::from_millis(1), jitter: Duration::ZERO };
 
-#[test]
-fn short_partition_heals() {
-    std::thread::scope(|scope| {
-        let cut = Duration::from_secs(2);
-        scope.spawn(move || partitioned("tcp", "1", cut, |address| Relay::tcp(address, true)));
-        scope.spawn(move || partitioned("tcp", "1", cut, |address| Relay::tcp(address, false)));
-        scope.spawn(move || partitioned("quic", "1", cut, |address| Relay::udp(address, CALM)));
-    });
+/// A network that lets nothing through for a while, and the connections that the bridges have over it.
+#[derive(Clone, Copy)]
+enum Connection {
+    TcpThatLasts,
+    TcpThatBreaks,
+    Quic,
+}
+
+fn cut(connection: Connection, peer_timeout: &str, seconds: u64) {
+    let cut = Duration::from_secs(seconds);
+    match connection {
+        Connection::TcpThatLasts => partitioned("tcp", peer_timeout, cut, |to| Relay::tcp(to, true)),
+        Connection::TcpThatBreaks => partitioned("tcp", peer_timeout, cut, |to| Relay::tcp(to, false)),
+        Connection::Quic => partitioned("quic", peer_timeout, cut, |to| Relay::udp(to, CALM)),
+    }
 }
 
 #[test]
-#[ignore = "long: 30 seconds without a network, over TCP and QUIC"]
-fn partition_of_30_seconds_heals() {
-    std::thread::scope(|scope| {
-        let cut = Duration::from_secs(30);
-        scope.spawn(move || partitioned("tcp", "10", cut, |address| Relay::tcp(address, true)));
-        scope.spawn(move || partitioned("tcp", "10", cut, |address| Relay::tcp(address, false)));
-        scope.spawn(move || partitioned("quic", "10", cut, |address| Relay::udp(address, CALM)));
-    });
+fn short_cut_heals_where_tcp_lasts() {
+    cut(Connection::TcpThatLasts, "1", 2);
+}
+
+#[test]
+fn short_cut_heals_where_tcp_breaks() {
+    cut(Connection::TcpThatBreaks, "1", 2);
+}
+
+#[test]
+fn short_cut_heals_over_quic() {
+    cut(Connection::Quic, "1", 2);
+}
+
+#[test]
+#[ignore = "long: 30 seconds without a network"]
+fn long_cut_heals_where_tcp_lasts() {
+    cut(Connection::TcpThatLasts, "10", 30);
+}
+
+#[test]
+#[ignore = "long: 30 seconds without a network"]
+fn long_cut_heals_where_tcp_breaks() {
+    cut(Connection::TcpThatBreaks, "10", 30);
+}
+
+#[test]
+#[ignore = "long: 30 seconds without a network"]
+fn long_cut_heals_over_quic() {
+    cut(Connection::Quic, "10", 30);
 }
