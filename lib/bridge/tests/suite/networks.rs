@@ -15,7 +15,7 @@ use shmesh_testing::until;
 use crate::processes::{Authority, BridgeProcess, attach, bridge, create, dir, free_address, receive, send};
 use crate::wait_for_peer;
 
-/// What a network does to datagrams.
+/// The faults that a network adds to datagrams.
 #[derive(Clone, Copy)]
 struct Weather {
     lost_permille: u64,
