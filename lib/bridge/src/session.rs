@@ -803,6 +803,10 @@ impl SessionState {
                 }
             }
         }
+        if self.received() + 1 == self.sender.next() {
+            // After a pause nothing is late yet.
+            self.received_at = Instant::now();
+        }
         while self.sender.has_room() {
             // What a broadcast ring has passed over is left out of the numbers, too.
             let place = attached.link.position().zip(attached.base);
