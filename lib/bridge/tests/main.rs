@@ -8,6 +8,8 @@ mod carried;
 mod networks;
 #[path = "suite/processes.rs"]
 mod processes;
+#[path = "suite/simulation.rs"]
+mod simulation;
 
 /// Waits until a participant of the other side is attached.
 fn wait_for_peer(link: &shmesh::Link) {
