@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use prometheus_client::metrics::counter::Counter;
 use shmesh::config::{LinkConfig, PoolId};
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
@@ -26,9 +27,10 @@ fn engines() -> Result<(ZenohEngine, ZenohEngine)> {
         connect: connect.to_vec(),
         group: "bench".to_owned(),
         certificates: None,
+        allowed_certificates: Vec::new(),
     };
-    let home = ZenohEngine::open(&place(&address, &[]))?;
-    let far = ZenohEngine::open(&place(&[], &address))?;
+    let home = ZenohEngine::open(&place(&address, &[]), &Counter::default())?;
+    let far = ZenohEngine::open(&place(&[], &address), &Counter::default())?;
     Ok((home, far))
 }
 
@@ -136,6 +138,7 @@ fn bridged() -> Result<(f64, f64)> {
             links: vec!["fronthaul".parse()?],
             node: node.to_owned(),
             peer_timeout: Duration::from_secs(10),
+            cluster: None,
         })
     };
     let phy = LinkOptions::new().dir(home_dir.path()).create(&LinkConfig::new("fronthaul".parse()?))?;

@@ -13,10 +13,11 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use prometheus_client::registry::Registry;
 use shmesh::MAX_SEATS;
 use shmesh::config::LinkName;
-use tracing::error;
+use tracing::{error, info, warn};
 
-use crate::engine::{Engine, Outlet};
+use crate::engine::{Engine, Guard, Outlet};
 use crate::frame::Frame;
+use crate::place::{Distance, Places};
 use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionSettings};
 
 /// The sessions of a link, by the name of the far node.
@@ -32,6 +33,10 @@ pub struct Metrics {
     again: Family<SessionLabels, Counter>,
     refused: Family<SessionLabels, Counter>,
     connected: Family<SessionLabels, Gauge>,
+    near: Family<SessionLabels, Gauge>,
+    standby: Family<SessionLabels, Gauge>,
+    /// Certificates that may not use the keys of this bridge.
+    pub certificates_refused: Counter,
 }
 
 impl Metrics {
@@ -64,10 +69,21 @@ impl Metrics {
             self.refused.clone(),
         );
         registry.register("connected", "1 if the other node's bridge answers", self.connected.clone());
+        registry.register(
+            "near",
+            "1 if the link is in this bridge's own IPC directory, so that nothing is carried",
+            self.near.clone(),
+        );
+        registry.register("standby", "1 if another bridge of this node has the link", self.standby.clone());
+        registry.register(
+            "certificates_refused",
+            "Connections with a certificate that may not use the keys of this bridge",
+            self.certificates_refused.clone(),
+        );
     }
 
     fn of(&self, link: &LinkName, node: &str) -> BridgeCounts {
-        let labels = vec![("link", link.to_string()), ("node", node.to_owned())];
+        let labels = labels(link, node);
         BridgeCounts {
             sent: self.sent.get_or_create_owned(&labels),
             received: self.received.get_or_create_owned(&labels),
@@ -92,7 +108,23 @@ pub struct BridgeConfig {
     pub node: String,
     /// How long the other side may be silent until its participants count as gone.
     pub peer_timeout: Duration,
+    /// On a cluster: where this bridge is.
+    pub cluster: Option<ClusterPlace>,
 }
+
+/// Where the bridge of a pod is.
+///
+/// Bridges of one place stand in for each other: while one has a link, the others wait. A place is a far node's name, too.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterPlace {
+    /// Name of its IPC directory, from [`place_of`](crate::place::place_of).
+    pub place: String,
+    /// Links that may be in this IPC directory themselves: while they are, they have no replica.
+    pub near: Vec<LinkName>,
+}
+
+/// How often a bridge tries to get a link that another bridge of its place has.
+const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The bridge of one node. It runs until [`stop`](Self::stop).
 #[derive(Debug)]
@@ -106,14 +138,32 @@ struct HomeOrFar {
     template: SessionSettings,
     metrics: Metrics,
     outlet: OnceLock<Arc<dyn Outlet>>,
-    stop: Arc<AtomicBool>,
+    stop: AtomicBool,
     sessions: Mutex<Sessions>,
+    /// On a cluster, a far node's session begins and ends with what it finds there.
+    places: Option<Places>,
+    /// The announcements and watches at the engine.
+    guards: Mutex<Vec<Guard>>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
 struct SessionThread {
     session: Arc<PeerSession>,
+    stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
+}
+
+impl SessionThread {
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.session.wake();
+    }
+
+    fn join(self) {
+        // A session that panicked has been logged.
+        let _ = self.thread.join();
+    }
 }
 
 impl Bridge {
@@ -135,8 +185,15 @@ impl Bridge {
                 template,
                 metrics: metrics.clone(),
                 outlet: OnceLock::new(),
-                stop: Arc::default(),
+                stop: AtomicBool::default(),
                 sessions: Mutex::default(),
+                places: config
+                    .cluster
+                    .as_ref()
+                    .filter(|_| config.end == BridgeEnd::Far)
+                    .map(|_| Places::default()),
+                guards: Mutex::default(),
+                keeper: Mutex::default(),
             });
             let hearer: Weak<HomeOrFar> = Arc::downgrade(&end);
             let on_frame = Arc::new(move |node: &str, frame: Vec<u8>| {
@@ -152,8 +209,15 @@ impl Bridge {
                 }
             };
             let _ = end.outlet.set(Arc::from(outlet));
-            if config.end == BridgeEnd::Far {
-                end.begin(&mut end.sessions(), &config.node)?;
+            match (config.end, &config.cluster) {
+                (BridgeEnd::Home, None) => {}
+                (BridgeEnd::Home, Some(cluster)) => {
+                    end.guard(engine.announce(link.as_str(), &cluster.place)?)
+                }
+                (BridgeEnd::Far, None) => {
+                    end.begin(&mut end.sessions(), &config.node)?;
+                }
+                (BridgeEnd::Far, Some(cluster)) => end.keep_on_cluster(engine, cluster)?,
             }
             ends.push(end);
         }
@@ -164,15 +228,21 @@ impl Bridge {
     pub fn stop(self) {
         for end in &self.ends {
             end.stop.store(true, Ordering::Release);
-        }
-        for end in &self.ends {
-            let sessions = std::mem::take(&mut *end.sessions());
-            for running in sessions.into_values() {
-                running.session.wake();
-                // A session that panicked has been logged.
-                let _ = running.thread.join();
+            if let Some(places) = &end.places {
+                places.wake();
             }
         }
+        // No session begins after this.
+        for end in &self.ends {
+            let keeper = end.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(keeper) = keeper {
+                let _ = keeper.join();
+            }
+        }
+        let sessions: Vec<_> =
+            self.ends.iter().flat_map(|end| std::mem::take(&mut *end.sessions()).into_values()).collect();
+        sessions.iter().for_each(SessionThread::stop);
+        sessions.into_iter().for_each(SessionThread::join);
     }
 }
 
@@ -191,6 +261,10 @@ impl HomeOrFar {
             let session = Arc::clone(&running.session);
             drop(sessions);
             return session.push(frame);
+        }
+        if self.places.is_some() {
+            // Its keeper begins it.
+            return;
         }
         let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
         let is_new = is_known && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
@@ -218,12 +292,109 @@ impl HomeOrFar {
         let counts = self.metrics.of(&settings.link, node);
         let session = Arc::new(PeerSession::new(settings, outlet, counts)?);
         let running = Arc::clone(&session);
-        let (stop, name) = (Arc::clone(&self.stop), format!("{}:{node}", self.template.link));
-        let thread = std::thread::Builder::new().name(name).spawn(move || running.run(&stop));
+        let name = format!("{}:{node}", self.template.link);
+        let stop: Arc<AtomicBool> = Arc::default();
+        let of_session = Arc::clone(&stop);
+        let (connected, labels) = (self.metrics.connected.clone(), labels(&self.template.link, node));
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            running.run(&of_session);
+            // A node that has gone is no longer one that does not answer.
+            connected.remove(&labels);
+        });
         let thread = thread.context("cannot start a thread")?;
-        sessions.insert(node.to_owned(), SessionThread { session: Arc::clone(&session), thread });
+        sessions.insert(node.to_owned(), SessionThread { session: Arc::clone(&session), stop, thread });
         Ok(session)
     }
+
+    fn guard(&self, guard: Guard) {
+        self.guards.lock().unwrap_or_else(PoisonError::into_inner).push(guard);
+    }
+
+    /// Starts the thread that begins and ends the session of a far node on a cluster.
+    fn keep_on_cluster(self: &Arc<Self>, engine: &dyn Engine, cluster: &ClusterPlace) -> Result<()> {
+        let link = &self.template.link;
+        let may_be_near = cluster.near.contains(link);
+        if may_be_near {
+            let watcher = Arc::downgrade(self);
+            let on_place = Arc::new(move |name: &str, is_there| {
+                if let Some(end) = watcher.upgrade()
+                    && let Some(places) = &end.places
+                {
+                    places.set(name, is_there);
+                }
+            });
+            self.guard(engine.watch(link.as_str(), on_place)?);
+        }
+        let (end, place) = (Arc::clone(self), cluster.place.clone());
+        let keeper = std::thread::Builder::new().name(format!("{link}:keeper"));
+        let keeper = keeper.spawn(move || end.keep(&place, may_be_near)).context("cannot start a thread")?;
+        *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+        Ok(())
+    }
+
+    /// Has a session while the link is far, and no other bridge of this place has one.
+    fn keep(&self, place: &str, may_be_near: bool) {
+        let Some(places) = &self.places else { return };
+        let link = &self.template.link;
+        let labels = vec![("link", link.to_string())];
+        let near = self.metrics.near.get_or_create_owned(&labels);
+        let standby = self.metrics.standby.get_or_create_owned(&labels);
+        let mut complaint = String::new();
+        while !self.stop.load(Ordering::Acquire) {
+            let distance = if may_be_near { places.distance(place) } else { Distance::Far };
+            match distance {
+                // It stays as it is until a bridge with the link is back.
+                Distance::Unknown => {}
+                Distance::Near => {
+                    if near.set(1) == 0 {
+                        info!(%link, place, "the link is in this IPC directory: nothing is carried");
+                    }
+                    standby.set(0);
+                    self.end_session();
+                }
+                Distance::Far => {
+                    if near.set(0) == 1 {
+                        info!(%link, place, "the link is no longer in this IPC directory");
+                    }
+                    match self.begin_if_none() {
+                        Ok(()) => {
+                            if standby.set(0) == 1 {
+                                info!(%link, place, "this bridge takes the link over");
+                            }
+                            complaint.clear();
+                        }
+                        Err(error) => {
+                            standby.set(1);
+                            let text = format!("{error:#}");
+                            if text != complaint {
+                                warn!(%link, place, "standing by: {text}");
+                                complaint = text;
+                            }
+                        }
+                    }
+                }
+            }
+            places.wait(STANDBY_INTERVAL);
+        }
+    }
+
+    fn begin_if_none(&self) -> Result<()> {
+        let mut sessions = self.sessions();
+        sessions.retain(|_, running| !running.thread.is_finished());
+        self.begin(&mut sessions, &self.template.node).map(drop)
+    }
+
+    fn end_session(&self) {
+        let running = self.sessions().remove(&self.template.node);
+        if let Some(running) = running {
+            running.stop();
+            running.join();
+        }
+    }
+}
+
+fn labels(link: &LinkName, node: &str) -> SessionLabels {
+    vec![("link", link.to_string()), ("node", node.to_owned())]
 }
 
 /// Names of nodes are parts of keys and of file names.

@@ -1,6 +1,7 @@
 //! Carries frames between bridges: the interface, and an engine for tests.
 
-use std::collections::HashMap;
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,6 +12,12 @@ pub type OnFrame = Arc<dyn Fn(&str, Vec<u8>) + Send + Sync>;
 
 /// An encoded frame that is sent. The stream and the engine share it, so that it is not copied for either.
 pub type SentFrame = Arc<Vec<u8>>;
+
+/// Called with the name of a bridge that has the link, `<place>/<number>`, and whether it has come or gone.
+pub type OnPlace = Arc<dyn Fn(&str, bool) + Send + Sync>;
+
+/// Keeps an announcement or a watch until it is dropped.
+pub type Guard = Box<dyn Any + Send + Sync>;
 
 /// Carries frames between the bridge that has the link and the far nodes.
 ///
@@ -28,6 +35,18 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// # Errors
     /// The engine cannot listen.
     fn open_far(&self, link: &str, node: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>>;
+
+    /// Says to all far nodes that the link is at this place, until the guard is dropped or the process ends.
+    ///
+    /// # Errors
+    /// The engine cannot send.
+    fn announce(&self, link: &str, place: &str) -> Result<Guard>;
+
+    /// Watches where the link is: calls `on_place` for each announcement that there is, that comes, or that ends.
+    ///
+    /// # Errors
+    /// The engine cannot listen.
+    fn watch(&self, link: &str, on_place: OnPlace) -> Result<Guard>;
 }
 
 /// Where frames go out.
@@ -55,18 +74,51 @@ pub enum Fate {
 type LateFrame = (OnFrame, String, Vec<u8>);
 type Ends = HashMap<(String, String), OnFrame>;
 
+#[derive(Default)]
+struct MemoryPlaces {
+    count: u64,
+    /// Links and names of the announcements.
+    announced: BTreeMap<u64, (String, String)>,
+    watches: BTreeMap<u64, (String, OnPlace)>,
+}
+
+impl MemoryPlaces {
+    fn tell(&self, link: &str, name: &str, is_there: bool) {
+        for (_, on_place) in self.watches.values().filter(|(watched, _)| watched == link) {
+            on_place(name, is_there);
+        }
+    }
+}
+
+/// An announcement or a watch of an engine for tests.
+struct MemoryGuard {
+    places: Arc<Mutex<MemoryPlaces>>,
+    number: u64,
+}
+
+impl Drop for MemoryGuard {
+    fn drop(&mut self) {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.watches.remove(&self.number);
+        if let Some((link, name)) = places.announced.remove(&self.number) {
+            places.tell(&link, &name, false);
+        }
+    }
+}
+
 /// An engine within one process, for tests: it can lose, double and reorder frames.
 #[derive(Clone)]
 pub struct MemoryEngine {
     ends: Arc<Mutex<Ends>>,
     late: Arc<Mutex<Option<LateFrame>>>,
+    places: Arc<Mutex<MemoryPlaces>>,
     fate: Arc<dyn Fn() -> Fate + Send + Sync>,
 }
 
 impl MemoryEngine {
     /// An engine that asks `fate` for each frame.
     pub fn new(fate: impl Fn() -> Fate + Send + Sync + 'static) -> Self {
-        Self { ends: Arc::default(), late: Arc::default(), fate: Arc::new(fate) }
+        Self { ends: Arc::default(), late: Arc::default(), places: Arc::default(), fate: Arc::new(fate) }
     }
 
     fn open(&self, link: &str, end: &str, on_frame: OnFrame) -> Box<dyn Outlet> {
@@ -92,6 +144,27 @@ impl Engine for MemoryEngine {
 
     fn open_far(&self, link: &str, node: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
         Ok(self.open(link, node, on_frame))
+    }
+
+    fn announce(&self, link: &str, place: &str) -> Result<Guard> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.count += 1;
+        let number = places.count;
+        let name = format!("{place}/{number}");
+        places.tell(link, &name, true);
+        places.announced.insert(number, (link.to_owned(), name));
+        Ok(Box::new(MemoryGuard { places: Arc::clone(&self.places), number }))
+    }
+
+    fn watch(&self, link: &str, on_place: OnPlace) -> Result<Guard> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.count += 1;
+        let number = places.count;
+        for (_, name) in places.announced.values().filter(|(announced, _)| announced == link) {
+            on_place(name, true);
+        }
+        places.watches.insert(number, (link.to_owned(), on_place));
+        Ok(Box::new(MemoryGuard { places: Arc::clone(&self.places), number }))
     }
 }
 

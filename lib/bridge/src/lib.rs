@@ -12,6 +12,7 @@
 //! | [`journal`] | what the next process of a bridge must know |
 //! | [`session`] | one link and one peer |
 //! | [`bridge`] | all sessions of a process |
+//! | [`place`] | whether the link is in this bridge's own IPC directory, on a cluster |
 //! | [`engine`] | what carries frames: the trait, and one for tests |
 //! | [`zenoh_engine`] | Zenoh |
 
@@ -19,6 +20,7 @@ pub mod bridge;
 pub mod engine;
 pub mod frame;
 pub mod journal;
+pub mod place;
 pub mod session;
 pub mod stream;
 pub mod zenoh_engine;

@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use prometheus_client::registry::Registry;
 use shmesh::config::LinkName;
-use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
+use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
+use shmesh_bridge::place::place_of;
 use shmesh_bridge::session::BridgeEnd;
 use shmesh_bridge::zenoh_engine::{Certificates, NetworkPlace, ZenohEngine};
 use shmesh_daemon::admin::{self, Admin};
@@ -44,6 +45,15 @@ struct Args {
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
 
+    /// Name of the cluster's node, in place of --node: the directory's number is added, bridges with one IPC directory stand in for
+    /// each other, and the bridge that has the links announces where they are
+    #[arg(long, value_name = "NAME", conflicts_with = "node")]
+    cluster_node: Option<String>,
+
+    /// Link that may be in this IPC directory itself, of which a replica is made only while it is not; repeat it for more
+    #[arg(long, value_name = "LINK", requires_all = ["cluster_node", "connect"])]
+    near: Vec<LinkName>,
+
     /// IPC directory of the links
     #[arg(long, env = "SHMESH_DIR", default_value = shmesh::DEFAULT_DIR, value_name = "DIR")]
     dir: PathBuf,
@@ -67,6 +77,10 @@ struct Args {
     /// Private key of this bridge (PEM)
     #[arg(long, value_name = "FILE", requires = "authority")]
     key: Option<PathBuf>,
+
+    /// Common name of a certificate that may use these links, others of the authority may not; repeat it for more
+    #[arg(long, value_name = "NAME", requires = "authority")]
+    allow_certificate: Vec<String>,
 
     #[command(flatten)]
     daemon: DaemonArgs,
@@ -92,9 +106,19 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<()> {
     let filter = shmesh_daemon::telemetry::init(&args.daemon.log, args.daemon.log_format)?;
-    let node = match &args.node {
-        Some(node) => node.clone(),
-        None => {
+    let cluster = match &args.cluster_node {
+        None => None,
+        Some(node) => {
+            let place = place_of(node, &args.dir);
+            let place =
+                place.with_context(|| format!("cannot read the IPC directory {}", args.dir.display()))?;
+            Some(ClusterPlace { place, near: args.near.clone() })
+        }
+    };
+    let node = match (&args.node, &cluster) {
+        (Some(node), _) => node.clone(),
+        (None, Some(cluster)) => cluster.place.clone(),
+        (None, None) => {
             std::fs::read_to_string("/proc/sys/kernel/hostname").context("no host name")?.trim().to_owned()
         }
     };
@@ -111,6 +135,7 @@ fn run(args: &Args) -> Result<()> {
         connect: args.connect.clone(),
         group: args.group.clone(),
         certificates,
+        allowed_certificates: args.allow_certificate.clone(),
     };
     let config = BridgeConfig {
         end: if args.connect.is_empty() { BridgeEnd::Home } else { BridgeEnd::Far },
@@ -118,9 +143,10 @@ fn run(args: &Args) -> Result<()> {
         links: args.links.clone(),
         node,
         peer_timeout: Duration::from_secs(args.peer_timeout),
+        cluster,
     };
     let metrics = Metrics::default();
-    let engine = ZenohEngine::open(&place)?;
+    let engine = ZenohEngine::open(&place, &metrics.certificates_refused)?;
     let bridge = Bridge::start(&config, &engine, &metrics)?;
     let served = serve(args, filter, &metrics);
     bridge.stop();

@@ -1,7 +1,8 @@
 //! [Zenoh](https://zenoh.io) as the engine.
 //!
 //! The frames of a link go to `shmesh/<group>/<link>/home/<node>` and `shmesh/<group>/<link>/far/<node>`. Nothing is found by
-//! multicast or told on by gossip: bridges connect to the addresses that they were given.
+//! multicast or told on by gossip: bridges connect to the addresses that they were given. On a cluster, a bridge that has the link
+//! keeps a liveliness token `shmesh/<group>/<link>/at/<place>/<id of its session>`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,12 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
+use prometheus_client::metrics::counter::Counter;
+use tracing::warn;
 use zenoh::bytes::ZBytes;
 use zenoh::pubsub::{Publisher, Subscriber};
 use zenoh::qos::CongestionControl;
+use zenoh::sample::SampleKind;
 use zenoh::{Session, Wait};
 
-use crate::engine::{Engine, OnFrame, Outlet, SentFrame};
+use crate::engine::{Engine, Guard, OnFrame, OnPlace, Outlet, SentFrame};
 
 /// Where a bridge listens and connects, and with which certificates.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +32,8 @@ pub struct NetworkPlace {
     pub group: String,
     /// Certificates for addresses that start with `tls/` or `quic/`.
     pub certificates: Option<Certificates>,
+    /// Common names of the certificates that may use the keys of the group; empty: all certificates of the authority may.
+    pub allowed_certificates: Vec<String>,
 }
 
 /// Files with certificates, in PEM.
@@ -49,11 +55,12 @@ pub struct ZenohEngine {
 }
 
 impl ZenohEngine {
-    /// Listens and connects. Returns before a connection is made.
+    /// Listens and connects. Returns before a connection is made. Counts connections with a certificate that is not
+    /// [allowed](NetworkPlace::allowed_certificates) in `refused`.
     ///
     /// # Errors
     /// An address or a certificate cannot be used.
-    pub fn open(place: &NetworkPlace) -> Result<Self> {
+    pub fn open(place: &NetworkPlace, refused: &Counter) -> Result<Self> {
         let mut config = zenoh::Config::default();
         let mut set = |key: &str, value: String| {
             config.insert_json5(key, &value).map_err(|error| anyhow!("{key}: {error}"))
@@ -77,10 +84,16 @@ impl ZenohEngine {
             set("transport/link/tls/connect_private_key", text(&certificates.key))?;
             set("transport/link/tls/enable_mtls", "true".into())?;
         }
+        if !place.allowed_certificates.is_empty() {
+            set("access_control", access(&place.group, &place.allowed_certificates))?;
+        }
         let session = zenoh::open(config).wait().map_err(|error| anyhow!("{error}"));
         let session = session.with_context(|| {
             format!("cannot listen on {:?} and connect to {:?}", place.listen, place.connect)
         })?;
+        if !place.allowed_certificates.is_empty() {
+            audit(&session, place.allowed_certificates.clone(), refused)?;
+        }
         Ok(Self { session, group: place.group.clone() })
     }
 
@@ -111,6 +124,38 @@ impl ZenohEngine {
     }
 }
 
+/// Logs and counts connections that access control leaves without rights. Zenoh itself drops their messages silently.
+fn audit(session: &Session, allowed: Vec<String>, refused: &Counter) -> Result<()> {
+    let refused = refused.clone();
+    let info = session.info();
+    let listener = info.link_events_listener().history(true).callback(move |event| {
+        let link = event.link();
+        let name = link.auth_identifier().unwrap_or("");
+        if event.kind() == SampleKind::Put && !allowed.iter().any(|allowed| allowed == name) {
+            refused.inc();
+            warn!(
+                certificate = name,
+                from = %link.dst(),
+                "refused: a certificate of this name may not use the links of this bridge, only {allowed:?} may"
+            );
+        }
+    });
+    listener.background().wait().map_err(|error| anyhow!("cannot watch connections: {error}"))
+}
+
+/// Access control: only these certificates may use the keys of the group, and no certificate may use others.
+fn access(group: &str, names: &[String]) -> String {
+    let messages = "['put', 'delete', 'declare_subscriber', 'query', 'reply', 'declare_queryable', 'liveliness_token', \
+                    'liveliness_query', 'declare_liveliness_subscriber']";
+    let keys = format!("{:?}", format!("shmesh/{group}/**"));
+    format!(
+        "{{ enabled: true, default_permission: 'deny',
+            rules: [{{ id: 'group', messages: {messages}, flows: ['ingress', 'egress'], permission: 'allow', key_exprs: [{keys}] }}],
+            subjects: [{{ id: 'group', cert_common_names: {names:?} }}],
+            policies: [{{ rules: ['group'], subjects: ['group'] }}] }}"
+    )
+}
+
 impl Engine for ZenohEngine {
     fn open_home(&self, link: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
         self.open_end(link, "home/*", "far", on_frame)
@@ -118,6 +163,29 @@ impl Engine for ZenohEngine {
 
     fn open_far(&self, link: &str, node: &str, on_frame: OnFrame) -> Result<Box<dyn Outlet>> {
         self.open_end(link, &format!("far/{node}"), "home", on_frame)
+    }
+
+    fn announce(&self, link: &str, place: &str) -> Result<Guard> {
+        let key = format!("shmesh/{}/{link}/at/{place}/{}", self.group, self.session.zid());
+        let token = self.session.liveliness().declare_token(&key).wait();
+        Ok(Box::new(token.map_err(|error| anyhow!("cannot announce {key}: {error}"))?))
+    }
+
+    fn watch(&self, link: &str, on_place: OnPlace) -> Result<Guard> {
+        let prefix = format!("shmesh/{}/{link}/at/", self.group);
+        let key = format!("{prefix}*/*");
+        let watch = self
+            .session
+            .liveliness()
+            .declare_subscriber(&key)
+            .history(true)
+            .callback(move |sample| {
+                if let Some(name) = sample.key_expr().as_str().strip_prefix(&prefix) {
+                    on_place(name, sample.kind() == SampleKind::Put);
+                }
+            })
+            .wait();
+        Ok(Box::new(watch.map_err(|error| anyhow!("cannot watch {key}: {error}"))?))
     }
 }
 

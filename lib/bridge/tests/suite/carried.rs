@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use shmesh::config::{LinkConfig, PoolConfig, PoolId, RingMode, SlowReaders};
+use shmesh::config::{LinkConfig, LinkName, PoolConfig, PoolId, RingMode, SlowReaders};
 use shmesh::inspect::far_nodes;
 use shmesh::{Link, LinkOptions, PeerEvent, Side};
-use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
+use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
 use shmesh_bridge::engine::{Fate, MemoryEngine};
+use shmesh_bridge::place::place_of;
 use shmesh_bridge::session::BridgeEnd;
 use shmesh_testing::until;
 use tempfile::TempDir;
@@ -61,8 +62,33 @@ impl Machines {
             links: vec!["fronthaul".parse().unwrap()],
             node: node.to_owned(),
             peer_timeout: PEER_TIMEOUT,
+            cluster: None,
         };
         Bridge::start(&config, &self.engine, &self.metrics).unwrap()
+    }
+
+    /// A bridge of a pod, whose IPC directory is `dir`.
+    fn of_pod(&self, end: BridgeEnd, dir: &Path, is_near: bool) -> Bridge {
+        let link: LinkName = "fronthaul".parse().unwrap();
+        let place = place_of("worker-1", dir).unwrap();
+        let near = if is_near { vec![link.clone()] } else { Vec::new() };
+        let config = BridgeConfig {
+            end,
+            dir: dir.to_path_buf(),
+            links: vec![link],
+            node: place.clone(),
+            peer_timeout: PEER_TIMEOUT,
+            cluster: Some(ClusterPlace { place, near }),
+        };
+        Bridge::start(&config, &self.engine, &self.metrics).unwrap()
+    }
+
+    fn metric(&self, name: &str) -> Option<u64> {
+        let mut registry = Registry::default();
+        self.metrics.register(&mut registry);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text.lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
     }
 
     fn bridges(&self) -> [Bridge; 2] {
@@ -405,6 +431,7 @@ fn bad_names_of_nodes_are_refused() {
             links: vec!["fronthaul".parse().unwrap()],
             node: node.to_owned(),
             peer_timeout: PEER_TIMEOUT,
+            cluster: None,
         };
         let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
         assert!(error.to_string().contains(&format!("{node:?}")), "{error}");
@@ -475,6 +502,7 @@ fn second_bridge_of_a_node_is_refused() {
         links: vec!["fronthaul".parse().unwrap()],
         node: "edge".to_owned(),
         peer_timeout: PEER_TIMEOUT,
+        cluster: None,
     };
     let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
     assert!(format!("{error:#}").contains("another bridge"), "{error:#}");
@@ -521,4 +549,53 @@ fn link_made_anew_with_another_shape_gets_a_new_replica() {
     (0..10).for_each(|number| send(&phy, number));
     (0..10).for_each(|number| receive(&mac, number));
     bridges.into_iter().for_each(Bridge::stop);
+}
+
+#[test]
+fn link_in_the_same_directory_is_not_carried() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let connects = machines.of_pod(BridgeEnd::Far, machines.home.path(), true);
+    let listens = machines.of_pod(BridgeEnd::Home, machines.home.path(), false);
+    until("near", || machines.metric("shmesh_bridge_near{") == Some(1));
+    assert_eq!(phy.participants().filter(|peer| peer.word.side() == Side::Secondary).count(), 0);
+    // The primary's pod is made anew on another node.
+    drop(phy);
+    listens.stop();
+    let listens = machines.of_pod(BridgeEnd::Home, machines.far.path(), false);
+    until("far", || machines.metric("shmesh_bridge_near{") == Some(0));
+    let phy = LinkOptions::new().dir(machines.far.path()).create(&config(RingMode::Mpmc)).unwrap();
+    let mac =
+        LinkOptions::new().dir(machines.home.path()).timeout(PATIENCE).attach("fronthaul", Side::Secondary);
+    let mac = mac.unwrap();
+    send(&phy, 1);
+    receive(&mac, 1);
+    // And back. The replica ends, so that the link can be made where it was.
+    drop((phy, mac));
+    listens.stop();
+    let listens = machines.of_pod(BridgeEnd::Home, machines.home.path(), false);
+    until("near again", || machines.metric("shmesh_bridge_near{") == Some(1));
+    let mut again = None;
+    until("the replica has made room", || {
+        again = LinkOptions::new().dir(machines.home.path()).create(&config(RingMode::Mpmc)).ok();
+        again.is_some()
+    });
+    connects.stop();
+    listens.stop();
+}
+
+#[test]
+fn no_replica_is_made_before_the_home_bridge_is_known() {
+    let machines = Machines::new(0);
+    let connects = machines.of_pod(BridgeEnd::Far, machines.far.path(), true);
+    let options = LinkOptions::new().dir(machines.far.path()).timeout(Duration::from_millis(1200));
+    assert!(options.attach("fronthaul", Side::Secondary).is_err());
+    assert_eq!(machines.metric("shmesh_bridge_connected{"), None, "it has begun no session");
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let listens = machines.of_pod(BridgeEnd::Home, machines.home.path(), false);
+    let mac = machines.attach();
+    send(&phy, 1);
+    receive(&mac, 1);
+    connects.stop();
+    listens.stop();
 }

@@ -243,7 +243,6 @@ pub(crate) struct Authority {
 }
 
 impl Authority {
-    /// An authority, and a bridge's certificate of it.
     pub(crate) fn new() -> Self {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
         let dir = dir();
@@ -259,18 +258,31 @@ impl Authority {
 
     /// Writes another certificate and key in place of the last ones.
     fn certify(&self) {
-        let own = rcgen::KeyPair::generate().unwrap();
-        let names = vec!["localhost".into(), "127.0.0.1".into()];
-        let certificate =
-            rcgen::CertificateParams::new(names).unwrap().signed_by(&own, &self.issuer).unwrap();
-        std::fs::write(self.dir.path().join("cert.pem"), certificate.pem()).unwrap();
-        std::fs::write(self.dir.path().join("key.pem"), own.serialize_pem()).unwrap();
+        self.args_of("bridge");
+    }
+
+    /// Writes a certificate for bridges of this namespace, and returns the flags for it.
+    fn args_of(&self, namespace: &str) -> Vec<String> {
+        use rcgen::{CertificateParams, DnType, KeyPair};
+        let own = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, format!("{namespace}.shmesh"));
+        let certificate = params.signed_by(&own, &self.issuer).unwrap();
+        let flags = self.flags(namespace);
+        std::fs::write(&flags[3], certificate.pem()).unwrap();
+        std::fs::write(&flags[5], own.serialize_pem()).unwrap();
+        flags
+    }
+
+    fn flags(&self, namespace: &str) -> Vec<String> {
+        let file = |name: &str| self.dir.path().join(name).display().to_string();
+        let (authority, certificate, key) =
+            (file("ca.pem"), file(&format!("{namespace}.pem")), file(&format!("{namespace}.key")));
+        ["--authority", &authority, "--certificate", &certificate, "--key", &key].map(str::to_owned).to_vec()
     }
 
     pub(crate) fn args(&self) -> Vec<String> {
-        let file = |name: &str| self.dir.path().join(name).display().to_string();
-        let (authority, certificate, key) = (file("ca.pem"), file("cert.pem"), file("key.pem"));
-        ["--authority", &authority, "--certificate", &certificate, "--key", &key].map(str::to_owned).to_vec()
+        self.flags("bridge")
     }
 }
 
@@ -324,6 +336,77 @@ fn certificates_are_replaced_in_turn() {
         (turn..turn + 100).for_each(|number| assert_eq!(receive(&mac), number));
     }
     assert_eq!(lost_at(far.path()), 0);
+}
+
+/// Two pods of one node have one IPC directory: the bridge of one waits while the other has the link.
+#[test]
+fn second_bridge_of_a_directory_stands_by_and_takes_over() {
+    let (home, far, address) = (dir(), dir(), address("tcp"));
+    let admins = [free_address(), free_address()];
+    let phy = create(home.path());
+    let _listens = BridgeProcess::start(bridge(home.path(), &["--listen", &address, "--cluster-node", "a"]));
+    let start = |admin: &str| {
+        let args = ["--connect", &address, "--cluster-node", "b", "--near", "fronthaul", "--admin", admin];
+        BridgeProcess::start(bridge(far.path(), &args))
+    };
+    let first = start(&admins[0]);
+    let mac = attach(far.path());
+    wait_for_peer(&phy);
+    let second = start(&admins[1]);
+    until("the second stands by", || metric(&admins[1], "shmesh_bridge_standby{") == Some(1));
+    assert!(answers(&admins[1], "/readyz"), "a bridge that stands by is ready");
+    send(&phy, 1);
+    assert_eq!(receive(&mac), 1);
+    drop(first);
+    until("the second has taken over", || metric(&admins[1], "shmesh_bridge_standby{") == Some(0));
+    send(&phy, 2);
+    assert_eq!(receive(&mac), 2);
+    second.end();
+}
+
+fn answers(admin: &str, path: &str) -> bool {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(admin).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text.lines().next().is_some_and(|line| line.contains(" 200"))
+}
+
+/// One authority signs the certificates of all namespaces.
+#[test]
+fn certificate_of_another_namespace_has_no_access() {
+    let (home, far, address) = (dir(), dir(), address("tls"));
+    let admin = free_address();
+    let authority = Authority::new();
+    let start = |flag: &str, dir: &Path, namespace: &str, allows: &str| {
+        let mut args: Vec<String> =
+            [flag, &address, "--group", "east/ran", "--cluster-node", "n"].map(Into::into).into();
+        args.extend(authority.args_of(namespace));
+        args.extend(["--allow-certificate".to_owned(), format!("{allows}.shmesh")]);
+        if flag == "--listen" {
+            args.extend(["--admin".to_owned(), admin.clone()]);
+        }
+        BridgeProcess::start(bridge(dir, &args.iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+    let phy = create(home.path());
+    let listens = start("--listen", home.path(), "ran", "ran");
+    // The stranger itself would accept everything.
+    let stranger = start("--connect", far.path(), "core", "ran");
+    until("the refusal is counted", || {
+        metric(&admin, "shmesh_bridge_certificates_refused_total").is_some_and(|count| count > 0)
+    });
+    let options = LinkOptions::new().dir(far.path()).timeout(Duration::from_secs(3));
+    assert!(options.attach("fronthaul", Side::Secondary).is_err(), "a stranger has made a replica");
+    assert_eq!(metric(&admin, "shmesh_bridge_connected{"), None, "a stranger's frame was heard");
+    drop(stranger);
+    let connects = start("--connect", far.path(), "ran", "ran");
+    let mac = attach(far.path());
+    wait_for_peer(&phy);
+    send(&phy, 7);
+    assert_eq!(receive(&mac), 7);
+    connects.end();
+    listens.end();
 }
 
 fn said(output: &Output) -> String {

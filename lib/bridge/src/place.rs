@@ -1,0 +1,122 @@
+//! Where the ends of a link are: on a cluster, a bridge learns at run time whether the link is in its own IPC directory.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Longest part of a node's name that a place has, so that the place can be the name of a far node.
+const MAX_NODE_BYTES: usize = 54;
+
+/// The name of an IPC directory: the node's, and a number for the directory. All containers that have the directory get the same
+/// name, wherever they have it mounted.
+///
+/// # Errors
+/// There is no such directory.
+pub fn place_of(node: &str, dir: &Path) -> io::Result<String> {
+    let directory = std::fs::metadata(dir)?;
+    // FNV-1a, which is the same in each version of this program.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let numbers = [directory.dev().to_le_bytes(), directory.ino().to_le_bytes()];
+    for byte in node.bytes().chain(numbers.into_iter().flatten()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    }
+    let shown: String = node.chars().filter(char::is_ascii).take(MAX_NODE_BYTES).collect();
+    Ok(format!("{shown}.{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff)))
+}
+
+/// Where the link is, seen from a bridge that may have to make a replica.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Distance {
+    /// No bridge that has the link is connected.
+    Unknown,
+    /// In this bridge's own IPC directory.
+    Near,
+    /// In the IPC directory of another bridge.
+    Far,
+}
+
+/// The places of the bridges that have a link and are connected.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    known: Mutex<HashSet<String>>,
+    changed: Condvar,
+}
+
+impl Places {
+    /// A bridge at this place has come, or gone. One name stands for one bridge: `<place>/<number>`.
+    pub(crate) fn set(&self, name: &str, is_there: bool) {
+        let mut known = self.known();
+        if is_there {
+            known.insert(name.to_owned());
+        } else {
+            known.remove(name);
+        }
+        drop(known);
+        self.wake();
+    }
+
+    pub(crate) fn distance(&self, own: &str) -> Distance {
+        let known = self.known();
+        if known.iter().any(|name| name.split('/').next() == Some(own)) {
+            Distance::Near
+        } else if known.is_empty() {
+            Distance::Unknown
+        } else {
+            Distance::Far
+        }
+    }
+
+    pub(crate) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits for a change. A wake-up can be missed, which only delays the caller.
+    pub(crate) fn wait(&self, limit: Duration) {
+        let known = self.known();
+        let _ = self.changed.wait_timeout(known, limit);
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<String>> {
+        // Each change is one call on the set.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_is_that_of_the_directory() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let place = |node: &str, dir: &Path| place_of(node, dir).unwrap();
+        let link = two.path().join("same");
+        std::os::unix::fs::symlink(one.path(), &link).unwrap();
+        assert_eq!(place("n", one.path()), place("n", &link), "another path of it");
+        assert_ne!(place("n", one.path()), place("n", two.path()));
+        assert_ne!(place("n", one.path()), place("m", one.path()));
+        let (long, longer) = ("a".repeat(250), "a".repeat(251));
+        assert_eq!(place(&long, one.path()).len(), 63);
+        assert_ne!(place(&long, one.path()), place(&longer, one.path()));
+        assert!(place_of("n", &one.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn link_is_near_while_one_bridge_of_it_is() {
+        let places = Places::default();
+        assert_eq!(places.distance("a.1"), Distance::Unknown);
+        places.set("b.1/7", true);
+        assert_eq!(places.distance("a.1"), Distance::Far);
+        places.set("a.1/8", true);
+        places.set("a.1/9", true);
+        places.set("a.1/8", false);
+        assert_eq!(places.distance("a.1"), Distance::Near);
+        places.set("a.1/9", false);
+        assert_eq!(places.distance("a.1"), Distance::Far);
+        places.set("b.1/7", false);
+        assert_eq!(places.distance("a.1"), Distance::Unknown);
+    }
+}
