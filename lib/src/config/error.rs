@@ -138,6 +138,26 @@ pub enum ConfigError {
          side: secondary in the other{place}"
     )]
     SideMissing { link: LinkName, scope: String, place: Position },
+    /// A link in the pod's own directory whose other side is to be on another node.
+    #[error(
+        "link {link}: far needs a peer in another pod; give scope claim/<name> or pool/<name>, or remove far{place}"
+    )]
+    FarNeedsScope { link: LinkName, place: Position },
+    /// The name of a link with `far` is a part of the name of a Service, and this one cannot be.
+    #[error(
+        "link {link}: far makes its name a part of a Service's name; use lower-case letters, digits and `-` inside only{place}"
+    )]
+    FarName { link: LinkName, place: Position },
+    /// A pool in device memory on a link with `far`.
+    #[error(
+        "link {link}: no bridge carries pool {pool} in device memory to another node; remove the pool, or far{place}"
+    )]
+    FarDevicePool { link: LinkName, pool: PoolId, place: Position },
+    /// Requests on a link with `far`.
+    #[error(
+        "link {link}: no bridge carries requests to another node; use two links with messages, or remove far{place}"
+    )]
+    FarRequests { link: LinkName, place: Position },
     /// An empty list of containers.
     #[error(
         "link {link}: the list containers is empty; name at least one container, or remove the key{place}"
@@ -306,6 +326,10 @@ impl ConfigError {
             | Self::HugetlbNeedsMemfd { place, .. }
             | Self::SideNeedsScope { place, .. }
             | Self::SideMissing { place, .. }
+            | Self::FarNeedsScope { place, .. }
+            | Self::FarName { place, .. }
+            | Self::FarDevicePool { place, .. }
+            | Self::FarRequests { place, .. }
             | Self::NoContainers { place, .. }
             | Self::TransportUnsupported { place, .. }
             | Self::TransportUnknown { place, .. } => *place,

@@ -64,7 +64,7 @@ pub use nvipc::IgnoredKey;
 #[cfg(feature = "yaml")]
 pub use parse::show_yaml_error;
 #[cfg(feature = "yaml")]
-pub use pod::{PodLink, PodPlaces, Scope, pod_links};
+pub use pod::{Far, PodLink, PodPlaces, Scope, pod_links};
 pub use pool::{MAX_BUF_SIZE_BYTES, MAX_POOL_LEN, MAX_SEGMENT_BYTES, PoolConfig, PoolId};
 #[cfg(feature = "yaml")]
 pub use read::{ConfigForm, LoadedConfig, from_annotation, from_file, from_yaml};

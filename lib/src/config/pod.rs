@@ -8,6 +8,7 @@ use super::error::{ConfigError, Position};
 use super::leaf::{Leaf, SpannedOption};
 use super::link::LinkConfig;
 use super::name::LinkName;
+use super::pool::PoolId;
 use super::show::shown;
 use super::{MAX_FILE_BYTES, parse, yaml};
 use crate::participant::Side;
@@ -42,6 +43,36 @@ impl fmt::Display for Scope {
     }
 }
 
+/// Whether the two sides of a link may be on different nodes, where a bridge carries the messages.
+///
+/// ```
+/// use shmesh::config::{Far, pod_links};
+/// let links = pod_links("- { name: a, scope: pool/radio, side: secondary, far: allow }\n")?;
+/// assert_eq!(links[0].far, Far::Allow);
+/// assert_eq!(links[0].far.to_string(), "allow");
+/// # Ok::<(), shmesh::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Far {
+    /// Both sides are on one node.
+    #[default]
+    Never,
+    /// The other side may be on another node; on one node nothing is carried.
+    Allow,
+    /// A bridge carries the messages, wherever the other side is.
+    Require,
+}
+
+impl fmt::Display for Far {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "never",
+            Self::Allow => "allow",
+            Self::Require => "require",
+        })
+    }
+}
+
 /// One link of the annotation `shmesh.io/links`.
 ///
 /// ```
@@ -63,6 +94,8 @@ pub struct PodLink {
     pub scope: Scope,
     /// Which side this pod is: the primary for a link in the pod's own directory; elsewhere the annotation sets it.
     pub side: Side,
+    /// Whether the other side may be on another node.
+    pub far: Far,
     /// The containers that use the link; `None` means the containers in the pod's annotation `shmesh.io/containers`.
     pub containers: Option<Vec<String>>,
     /// Positions of these values in the annotation.
@@ -86,6 +119,8 @@ pub struct PodPlaces {
     pub scope: Position,
     /// Position of its `side`.
     pub side: Position,
+    /// Position of its `far`.
+    pub far: Position,
     /// Position of its `containers`.
     pub containers: Position,
 }
@@ -98,7 +133,7 @@ impl PodLink {
     }
 
     pub(super) fn from_yaml(yaml: yaml::LinkYaml, name: LinkName, at: Position) -> Result<Self, ConfigError> {
-        let mut places = PodPlaces { link: at, scope: at, side: at, containers: at };
+        let mut places = PodPlaces { link: at, scope: at, side: at, far: at, containers: at };
         let scope = scope(&yaml.scope, &mut places.scope)?;
         let mut side = Side::Primary;
         let words = [("primary", Side::Primary), ("secondary", Side::Secondary)];
@@ -115,6 +150,11 @@ impl PodLink {
         if scope == Scope::Pod && side == Side::Secondary {
             return Err(ConfigError::SideNeedsScope { link: name, place: places.side });
         }
+        let mut far = Far::Never;
+        let words = [("never", Far::Never), ("allow", Far::Allow), ("require", Far::Require)];
+        if let Some(place) = yaml.far.word_into("far", "never, allow or require", &words, &mut far)? {
+            places.far = place;
+        }
         let containers = match &yaml.containers {
             None => None,
             Some(list) => {
@@ -129,8 +169,39 @@ impl PodLink {
         if scope != Scope::Pod {
             config.file_mode = 0o660;
         }
-        Ok(Self { config: yaml.into_config(config, at)?, scope, side, containers, places })
+        let link = Self { config: yaml.into_config(config, at)?, scope, side, far, containers, places };
+        if far != Far::Never {
+            link.check_far()?;
+        }
+        Ok(link)
     }
+
+    /// Refuses what a bridge cannot carry.
+    fn check_far(&self) -> Result<(), ConfigError> {
+        let (link, place) = (self.config.name.clone(), self.places.far);
+        if self.scope == Scope::Pod {
+            return Err(ConfigError::FarNeedsScope { link, place });
+        }
+        if !is_dns_label(link.as_str()) {
+            return Err(ConfigError::FarName { link, place });
+        }
+        let device =
+            PoolId::ALL.into_iter().find(|pool| pool.is_device() && self.config.pool(*pool).is_enabled());
+        if let Some(pool) = device {
+            return Err(ConfigError::FarDevicePool { link, pool, place });
+        }
+        if self.config.request_window > 0 {
+            return Err(ConfigError::FarRequests { link, place });
+        }
+        Ok(())
+    }
+}
+
+/// Whether a name can be a part of the name of a Service.
+fn is_dns_label(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 fn scope(given: &SpannedOption<Leaf>, at: &mut Position) -> Result<Scope, ConfigError> {

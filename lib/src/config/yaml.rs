@@ -44,6 +44,8 @@ pub(super) struct LinkYaml {
     #[serde(default)]
     pub(super) side: SpannedOption<Leaf>,
     #[serde(default)]
+    pub(super) far: SpannedOption<Leaf>,
+    #[serde(default)]
     pub(super) containers: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
@@ -120,6 +122,7 @@ pub(super) fn links(list: Spanned<Vec<Spanned<LinkYaml>>>) -> Result<Vec<LinkCon
         let of_pods = [
             ("scope", link.scope.0.as_ref().map(Position::of)),
             ("side", link.side.0.as_ref().map(Position::of)),
+            ("far", link.far.0.as_ref().map(Position::of)),
             ("containers", link.containers.as_ref().map(Position::of)),
         ];
         if let Some((key, place)) = of_pods.into_iter().find_map(|(key, place)| Some((key, place?))) {

@@ -23,6 +23,8 @@ pub struct Config {
     pub agent_resource: String,
     /// Settings of injected sidecars.
     pub sidecar: Sidecar,
+    /// Settings of injected bridges, which carry links to other nodes.
+    pub bridge: InjectedBridge,
     /// Limits for the memory of links.
     pub limits: Limits,
     /// Whether pods with `hostPID` may have links.
@@ -86,6 +88,38 @@ pub struct Sidecar {
     pub log: String,
 }
 
+/// Settings of injected bridges.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct InjectedBridge {
+    /// Namespaces with links to other nodes, for which the chart makes Services and certificates. Elsewhere such links are refused.
+    pub namespaces: Vec<BridgeNamespace>,
+    /// Name of the cluster, which the bridges' keys begin with; clusters whose bridges trust one authority must have different ones.
+    pub cluster: String,
+    /// Image of the bridge.
+    pub image: String,
+    /// Pull policy of the image.
+    pub image_pull_policy: String,
+    /// CPU request; in pods of QoS class Guaranteed also the limit.
+    pub cpu: String,
+    /// Memory limit in addition to the memory of replicas.
+    pub memory: Bytes,
+    /// Port for probes and metrics.
+    pub admin_port: u16,
+    /// Log filter of the bridge.
+    pub log: String,
+}
+
+/// A namespace with links to other nodes.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BridgeNamespace {
+    /// Name of the namespace.
+    pub name: String,
+    /// Names of its links to other nodes.
+    pub links: Vec<String>,
+}
+
 /// Limits for the memory of links. Omitted limits do not apply.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -106,6 +140,7 @@ impl Default for Config {
             shm: Shm::default(),
             agent_resource: "agent".into(),
             sidecar: Sidecar::default(),
+            bridge: InjectedBridge::default(),
             limits: Limits::default(),
             allow_host_pid: false,
         }
@@ -130,6 +165,29 @@ impl Default for Sidecar {
             user: 65_532,
             log: "info".into(),
         }
+    }
+}
+
+impl Default for InjectedBridge {
+    fn default() -> Self {
+        Self {
+            namespaces: Vec::new(),
+            cluster: "default".into(),
+            image: concat!("shmesh-bridge:", env!("CARGO_PKG_VERSION")).into(),
+            image_pull_policy: "IfNotPresent".into(),
+            cpu: "50m".into(),
+            memory: Bytes(128 << 20),
+            admin_port: 9903,
+            log: "info".into(),
+        }
+    }
+}
+
+impl InjectedBridge {
+    /// Whether the chart has made what bridges of this link need.
+    pub(crate) fn has(&self, namespace: &str, link: &str) -> bool {
+        let mut of_namespace = self.namespaces.iter().filter(|each| each.name == namespace);
+        of_namespace.any(|each| each.links.iter().any(|name| name == link))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 use shmesh::Side;
-use shmesh::config::{Position, Scope};
+use shmesh::config::{Far, PodLink, Position, Scope};
 
+use crate::bridge;
 use crate::config::Config;
 use crate::edit::{Edit, Operation, ShapeError};
 use crate::plan::Plan;
@@ -63,7 +64,10 @@ fn edited(plan: &Plan<'_>, edit: &mut Edit) -> Result<(), ShapeError> {
         edit.ensure("/metadata/labels", &label(plan, planned.link.config.name.as_str()), json!(pool))?;
     }
     for (planned, pool) in plan.in_pools(Side::Secondary) {
-        beside_primary(plan, planned.link.config.name.as_str(), pool, edit)?;
+        beside_primary(plan, &planned.link, pool, edit)?;
+    }
+    if let Some(bridge) = &plan.bridge {
+        bridge::add_to(plan, bridge, edit)?;
     }
     if let Some(scope) = &plan.kept
         && !pod::containers(plan.pod).any(|container| container.is_our_sidecar())
@@ -120,14 +124,22 @@ fn label(plan: &Plan<'_>, link: &str) -> String {
 
 /// Adds affinity to the node of the primary. Only pods of the same namespace match, so labels in other
 /// namespaces have no effect.
-fn beside_primary(plan: &Plan<'_>, link: &str, pool: &str, edit: &mut Edit) -> Result<(), ShapeError> {
-    let list = "/spec/affinity/podAffinity/requiredDuringSchedulingIgnoredDuringExecution";
+fn beside_primary(plan: &Plan<'_>, link: &PodLink, pool: &str, edit: &mut Edit) -> Result<(), ShapeError> {
     let term = json!({
-        "labelSelector": { "matchLabels": { label(plan, link): pool } },
+        "labelSelector": { "matchLabels": { label(plan, link.config.name.as_str()): pool } },
         "topologyKey": "kubernetes.io/hostname",
     });
-    if pod::list(&edit.pod, list).any(|there| *there == term) {
+    let (list, term) = match link.far {
+        Far::Never => ("requiredDuringSchedulingIgnoredDuringExecution", term),
+        Far::Allow => (
+            "preferredDuringSchedulingIgnoredDuringExecution",
+            json!({ "weight": 100, "podAffinityTerm": term }),
+        ),
+        Far::Require => return Ok(()),
+    };
+    let list = format!("/spec/affinity/podAffinity/{list}");
+    if pod::list(&edit.pod, &list).any(|there| *there == term) {
         return Ok(());
     }
-    edit.push(list, term)
+    edit.push(&list, term)
 }

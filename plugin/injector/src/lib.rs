@@ -17,6 +17,7 @@
 //! | `preload.rs` | the library for such programs |
 //! | `edit.rs` | JSON patches that only add |
 //! | `sidecar.rs` | the sidecar's container |
+//! | `bridge.rs` | the bridge's container, for links to other nodes |
 //! | `inject.rs` | turns a plan into a patch |
 //! | `manifest.rs` | pods and pod templates in YAML and JSON documents |
 //! | `domain_claim.rs` | ResourceClaims for the links of pods |
@@ -33,6 +34,7 @@
 //! primary. In scope `claim/<name>` it is the same, with the ResourceClaim in place of pool and affinity: the scheduler
 //! sends all pods with a claim to one node, whichever comes first. `shmesh::config::from_annotation`, which the sidecar calls, implements the same rule.
 
+mod bridge;
 pub mod certificate;
 pub mod command;
 mod config;
@@ -53,7 +55,9 @@ mod share;
 mod sidecar;
 pub mod webhook;
 
-pub use config::{Config, Limits, Pool, Shm, Sidecar, UserNamespaces, schema};
+pub use config::{
+    BridgeNamespace, Config, InjectedBridge, Limits, Pool, Shm, Sidecar, UserNamespaces, schema,
+};
 pub use domain_claim::{ClaimKind, claims};
 pub use edit::Operation;
 pub use inject::{Injection, inject};

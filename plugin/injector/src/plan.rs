@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use shmesh::Side;
-use shmesh::config::{Backing, HugePages, PodLink, Position, Scope, pod_links};
+use shmesh::config::{Backing, Far, HugePages, PodLink, Position, Scope, pod_links};
 
 use crate::config::Config;
 use crate::edit::escaped;
@@ -37,9 +37,20 @@ pub(crate) struct Plan<'a> {
     /// Scope of the links that the sidecar keeps; `None` means that there is no sidecar.
     pub(crate) kept: Option<Scope>,
     pub(crate) memory: MemoryPlan,
+    /// The bridge for links to other nodes.
+    pub(crate) bridge: Option<BridgePlan>,
 }
 
-/// Memory that the sidecar reserves.
+/// A bridge for links to other nodes: all of one side, and in one IPC directory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct BridgePlan {
+    pub(crate) scope: Scope,
+    pub(crate) side: Side,
+    /// Memory of the replicas, which the bridge of the secondary's pod makes.
+    pub(crate) memory: MemoryPlan,
+}
+
+/// Memory that a sidecar or a bridge reserves.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct MemoryPlan {
     /// Bytes of files in the IPC directory; for the pod's own directory, its size.
@@ -58,6 +69,17 @@ impl MemoryPlan {
     pub(crate) fn charged(&self) -> u64 {
         let pages = self.directory.saturating_add(self.memfds);
         pages.saturating_add(tables(pages))
+    }
+
+    /// Adds the memory of a link.
+    fn add(&mut self, link: &PodLink) {
+        let bytes = link.config.segment_bytes();
+        let part = match (link.config.backing, link.config.huge_pages) {
+            (Backing::Named, _) => &mut self.directory,
+            (Backing::Memfd, HugePages::Hugetlb) => &mut self.huge,
+            (Backing::Memfd, _) => &mut self.memfds,
+        };
+        *part = part.saturating_add(bytes);
     }
 
     pub(crate) fn all(&self) -> u64 {
@@ -112,6 +134,7 @@ impl<'a> Plan<'a> {
             claims,
             kept: None,
             memory: MemoryPlan::default(),
+            bridge: None,
         };
         for link in links {
             plan.add(link, &chosen)?;
@@ -174,16 +197,61 @@ impl<'a> Plan<'a> {
                 }
                 _ => self.kept = Some(link.scope.clone()),
             }
-            let bytes = link.config.segment_bytes();
-            let part = match (link.config.backing, link.config.huge_pages) {
-                (Backing::Named, _) => &mut self.memory.directory,
-                (Backing::Memfd, HugePages::Hugetlb) => &mut self.memory.huge,
-                (Backing::Memfd, _) => &mut self.memory.memfds,
-            };
-            *part = part.saturating_add(bytes);
+            self.memory.add(&link);
+        }
+        if link.far != Far::Never {
+            self.add_far(&link)?;
         }
         self.links.push(PlannedLink { link, participants });
         Ok(())
+    }
+
+    fn add_far(&mut self, link: &PodLink) -> Result<(), Refusal> {
+        let (name, namespace) = (&link.config.name, self.namespace);
+        if !self.config.bridge.has(namespace, name.as_str()) {
+            let what = format!(
+                "link {name}: far {} needs a Service and certificates in namespace {namespace:?}, which the chart does not make for it",
+                link.far
+            );
+            let remedy =
+                "have the operator add the link to the chart's bridge.namespaces, or remove far".to_owned();
+            return Err(self.refuse(link.places.far, "far", what, remedy));
+        }
+        let (scope, side) = (link.scope.clone(), link.side);
+        let bridge = self.bridge.get_or_insert(BridgePlan { scope, side, memory: MemoryPlan::default() });
+        if link.side == Side::Secondary {
+            bridge.memory.add(link);
+        }
+        let what = match &*bridge {
+            bridge if bridge.scope != link.scope => format!(
+                "link {name} is in scope {}, and the bridge has links in scope {}: it has one IPC directory",
+                link.scope, bridge.scope
+            ),
+            bridge if bridge.side != link.side => {
+                format!(
+                    "link {name}: the pod is primary of one link with far, and secondary of another: its bridge has one side"
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(self.refuse(link.places.far, "far", what, "split the pod, or remove far from one of the links"))
+    }
+
+    /// Returns the links to other nodes.
+    pub(crate) fn far(&self) -> impl Iterator<Item = &PodLink> {
+        self.links.iter().map(|planned| &planned.link).filter(|link| link.far != Far::Never)
+    }
+
+    /// Returns the memory limit of the bridge, in whole MiB; `None` if Kubernetes cannot count so many bytes.
+    pub(crate) fn bridge_memory(&self) -> Option<u64> {
+        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.memory.charged());
+        let needed = replicas.saturating_add(self.config.bridge.memory.0);
+        needed.checked_next_multiple_of(1 << 20).filter(|bytes| i64::try_from(*bytes).is_ok())
+    }
+
+    /// Returns the position of the first link to another node.
+    pub(crate) fn far_place(&self) -> Position {
+        self.far().next().map_or_else(Position::default, |link| link.places.far)
     }
 
     /// Determines the size of the pod's own directory from the links or the annotation.

@@ -16,6 +16,14 @@ pub(crate) const INFO_DIR: &str = "/run/shmesh/podinfo";
 pub(crate) const LIBRARY: &str = "shmesh-library";
 /// Mount path of that volume.
 pub(crate) const LIBRARY_DIR: &str = "/run/shmesh/library";
+/// Name of the bridge's container.
+pub(crate) const BRIDGE: &str = "shmesh-bridge";
+/// Volume with the certificates of the bridge, and the Secret that it is from.
+pub(crate) const BRIDGE_TLS: &str = "shmesh-bridge-tls";
+/// Mount path of that volume.
+pub(crate) const BRIDGE_TLS_DIR: &str = "/run/shmesh/bridge-tls";
+/// Port on which bridges listen.
+pub(crate) const BRIDGE_PORT: u16 = 7447;
 /// Default IPC directory in containers.
 pub(crate) const SHM_DIR: &str = shmesh::DEFAULT_DIR;
 
@@ -74,7 +82,12 @@ impl<'a> Container<'a> {
 
     /// Whether the injector adds this container.
     pub(crate) fn is_ours(&self) -> bool {
-        self.is_our_sidecar() || self.is_library()
+        self.is_our_sidecar() || self.is_bridge() || self.is_library()
+    }
+
+    /// Whether this is the bridge that the injector adds.
+    pub(crate) fn is_bridge(&self) -> bool {
+        self.name() == BRIDGE && self.is_sidecar() && self.mounts(BRIDGE_TLS)
     }
 
     /// Whether this is the sidecar that the injector adds.

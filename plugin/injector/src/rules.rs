@@ -1,11 +1,14 @@
 //! Checks that refuse a pod, or warn about settings that may not work.
 
 use serde_json::Value;
-use shmesh::config::{Position, Scope};
+use shmesh::Side;
+use shmesh::config::{Far, PodLink, Position, Scope};
 
 use crate::config::{Config, Pool, UserNamespaces};
 use crate::plan::{Plan, tables};
-use crate::pod::{self, Container, INFO_VOLUME, SHM_DIR, SHM_VOLUME, SIDECAR};
+use crate::pod::{
+    self, BRIDGE, BRIDGE_PORT, BRIDGE_TLS, Container, INFO_VOLUME, SHM_DIR, SHM_VOLUME, SIDECAR,
+};
 use crate::pod_claims::has_own_users;
 use crate::quantity::bytes_of;
 use crate::refusal::Refusal;
@@ -38,8 +41,14 @@ impl Plan<'_> {
             }
         }
         if self.kept.is_some() {
-            self.check_ports()?;
+            self.check_port(self.config.sidecar.admin_port, "sidecar", self.kept_place())?;
             self.check_users(&mut warnings)?;
+        }
+        if let Some(bridge) = &self.bridge {
+            self.check_port(self.config.bridge.admin_port, "bridge", self.far_place())?;
+            if bridge.side == Side::Primary {
+                self.check_port(BRIDGE_PORT, "bridge", self.far_place())?;
+            }
         }
         Ok(warnings)
     }
@@ -51,7 +60,19 @@ impl Plan<'_> {
             let what = format!("the pod has a {kind} {SIDECAR:?}, which is the sidecar's name");
             return Err(self.refuse(at, "name", what, "rename it"));
         }
+        if self.bridge.is_some()
+            && let Some(taken) = pod::containers(self.pod).find(|c| c.name() == BRIDGE && !c.is_bridge())
+        {
+            let kind = if taken.is_init { "init container" } else { "container" };
+            let what = format!("the pod has a {kind} {BRIDGE:?}, which is the bridge's name");
+            return Err(self.refuse(at, "name", what, "rename it"));
+        }
         let volume = |name| pod::named(self.pod, "/spec/volumes", name);
+        let other = |volume: &Value| pod::text(volume, "/secret/secretName") != Some(BRIDGE_TLS);
+        if self.bridge.is_some() && volume(BRIDGE_TLS).is_some_and(other) {
+            let what = format!("the pod has a volume {BRIDGE_TLS:?} that is not of the Secret of this name");
+            return Err(self.refuse(at, "name", what, "rename it"));
+        }
         if volume(SHM_VOLUME).is_some_and(|volume| pod::text(volume, "/emptyDir/medium") != Some("Memory")) {
             let what =
                 format!("the pod has a volume {SHM_VOLUME:?} that is not an emptyDir with medium Memory");
@@ -111,7 +132,8 @@ impl Plan<'_> {
     }
 
     fn check_limits(&self) -> RuleResult {
-        let (limits, bytes) = (&self.config.limits, self.memory.all());
+        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.memory.all());
+        let (limits, bytes) = (&self.config.limits, self.memory.all().saturating_add(replicas));
         let over = |limit: Bytes, whose: &str| {
             let what = format!(
                 "the links of this pod have {}, and the limit of {whose} is {limit}",
@@ -119,11 +141,12 @@ impl Plan<'_> {
             );
             let remedy = "lower a pool_len or buf_size_bytes, or have the operator raise `limits`";
             // Reports the largest link, because shrinking it helps most.
-            let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
-            let largest = kept.max_by_key(|planned| planned.link.config.segment_bytes());
+            let takes_memory = |link: &PodLink| link.is_kept_here() || link.far != Far::Never;
+            let these = self.links.iter().filter(|planned| takes_memory(&planned.link));
+            let largest = these.max_by_key(|planned| planned.link.config.segment_bytes());
             self.refuse(largest.map_or_else(Position::default, |p| p.link.places.link), "size", what, remedy)
         };
-        if self.kept.is_some() && self.sidecar_memory().is_none() {
+        if self.sidecar_memory().is_none() || self.bridge_memory().is_none() {
             let what = format!(
                 "the links of this pod have {}, and a container can have less than 8Ei of memory",
                 Bytes(bytes).rounded()
@@ -247,19 +270,22 @@ impl Plan<'_> {
         Ok(())
     }
 
-    fn check_ports(&self) -> RuleResult {
-        let port = u64::from(self.config.sidecar.admin_port);
+    /// Refuses a port of the pod that the sidecar or the bridge needs.
+    fn check_port(&self, port: u16, whose: &str, place: Position) -> RuleResult {
         let has_it = |container: &Container<'_>| {
             !container.is_ours()
                 && pod::list(container.value, "/ports")
-                    .any(|p| p.get("containerPort").and_then(Value::as_u64) == Some(port))
+                    .any(|p| p.get("containerPort").and_then(Value::as_u64) == Some(port.into()))
         };
         match pod::containers(self.pod).find(has_it) {
             None => Ok(()),
             Some(container) => {
-                let what = format!("container {} has port {port}, which is the sidecar's", container.name());
-                let remedy = "use another, or have the operator set sidecar.adminPort";
-                Err(self.refuse(self.kept_place(), "port", what, remedy))
+                let what = format!("container {} has port {port}, which is the {whose}'s", container.name());
+                let remedy = match port {
+                    BRIDGE_PORT => "use another".to_owned(),
+                    _ => format!("use another, or have the operator set {whose}.adminPort"),
+                };
+                Err(self.refuse(place, "port", what, remedy))
             }
         }
     }
@@ -321,8 +347,20 @@ impl Plan<'_> {
     /// Returns the common user of all containers on the sidecar's links, ignoring root, which can open
     /// everything.
     pub(crate) fn sidecar_user(&self) -> Option<u64> {
-        let kept = self.links.iter().filter(|planned| planned.link.is_kept_here());
-        let names: Vec<_> = kept.flat_map(|planned| &planned.participants).collect();
+        self.user_of(|link| link.is_kept_here())
+    }
+
+    /// Returns the common user of all containers on the bridge's links: the sidecar's, where there is one.
+    pub(crate) fn bridge_user(&self) -> Option<u64> {
+        if self.kept.is_some() {
+            return self.sidecar_user();
+        }
+        self.user_of(|link| link.far != Far::Never)
+    }
+
+    fn user_of(&self, is_of: impl Fn(&PodLink) -> bool) -> Option<u64> {
+        let links = self.links.iter().filter(|planned| is_of(&planned.link));
+        let names: Vec<_> = links.flat_map(|planned| &planned.participants).collect();
         let on =
             pod::containers(self.pod).filter(|container| names.iter().any(|name| *name == container.name()));
         let mut users = on.map(|container| container.user(self.pod)).filter(|user| *user != Some(0));

@@ -91,8 +91,13 @@ fn resource(plan: &Plan<'_>, scope: &Scope) -> Option<String> {
 
 /// Creates a security context whose user owns the links' files.
 fn security(plan: &Plan<'_>) -> Value {
+    security_as(plan, plan.sidecar_user())
+}
+
+/// Creates a security context with the common user of the containers on links; `None` means that there is none.
+pub(crate) fn security_as(plan: &Plan<'_>, user: Option<u64>) -> Value {
     let of_pod = plan.pod.pointer("/spec/securityContext/runAsUser").and_then(Value::as_u64);
-    let user = match plan.sidecar_user() {
+    let user = match user {
         Some(user) if of_pod == Some(user) => None,
         Some(user) => Some(user),
         None if of_pod == Some(0) => Some(plan.config.sidecar.user.into()),

@@ -56,7 +56,22 @@ fn keys_without_meaning_in_a_pod_are_refused_with_position() {
         ("- name: a\n  containers: []\n", (2, 15), "name at least one"),
         ("- name: a\n  containers: x\n", (2, 15), ""),
         ("- name: a\n- name: a\n", (2, 9), "rename"),
-        ("- name: a\n  nodes: []\n", (2, 3), "scope, side, containers"),
+        ("- name: a\n  nodes: []\n", (2, 3), "scope, side, far, containers"),
+        ("- name: a\n  far: allow\n", (2, 8), "give scope claim/<name> or pool/<name>"),
+        ("- { name: a, scope: pool/p, side: primary, far: maybe }\n", (1, 49), "never, allow or require"),
+        ("- { name: a_b, scope: pool/p, side: primary, far: allow }\n", (1, 51), "lower-case letters"),
+        ("- { name: A, scope: pool/p, side: primary, far: require }\n", (1, 49), "lower-case letters"),
+        ("- { name: a-, scope: pool/p, side: primary, far: require }\n", (1, 50), "lower-case letters"),
+        (
+            "- { name: a, scope: pool/p, side: primary, far: allow, pools: { cuda_data: { buf_size_bytes: 64, pool_len: 2 } } }\n",
+            (1, 49),
+            "cuda_data in device memory",
+        ),
+        (
+            "- { name: a, scope: pool/p, side: primary, far: allow, requests: { window: 4 } }\n",
+            (1, 49),
+            "two links with messages",
+        ),
     ] {
         let error = pod_links(text).unwrap_err();
         assert!(error.to_string().contains(remedy), "{text}: {error}");
@@ -75,8 +90,22 @@ fn keys_without_meaning_in_a_pod_are_refused_with_position() {
 }
 
 #[test]
+fn links_are_near_unless_the_annotation_allows_more() {
+    let far = |keys: &str| {
+        let text = format!("- {{ name: a-1, scope: pool/p, side: secondary{keys} }}");
+        pod_links(&text).unwrap()[0].far
+    };
+    assert_eq!([far(""), far(", far: never")], [Far::Never; 2]);
+    assert_eq!([far(", far: allow"), far(", far: require")], [Far::Allow, Far::Require]);
+    // A link that is never far may have any name, requests and scope pod.
+    assert_eq!(pod_links("- { name: A_b, far: never, requests: { window: 4 } }").unwrap()[0].far, Far::Never);
+}
+
+#[test]
 fn annotation_keys_are_refused_in_files() {
-    for (line, column) in [("scope: pod", 12), ("side: primary", 11), ("containers: [x]", 17)] {
+    for (line, column) in
+        [("scope: pod", 12), ("side: primary", 11), ("far: allow", 10), ("containers: [x]", 17)]
+    {
         let error = from_yaml(&format!("links:\n  - name: a\n    {line}\n")).unwrap_err();
         assert!(matches!(error, ConfigError::UnknownKey { .. }), "{error}");
         assert!(
