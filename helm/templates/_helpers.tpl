@@ -82,12 +82,19 @@ seccompProfile: {type: RuntimeDefault}
 {{- $_ := set $sidecar "image" (include "shmesh.image" (dict "root" . "name" .Values.sidecar.image)) -}}
 {{- $_ := set $sidecar "adminAddress" .Values.listenAddress -}}
 {{- $_ := set $sidecar "imagePullPolicy" .Values.image.pullPolicy -}}
+{{- $bridge := pick .Values.bridge "cluster" "cpu" "memory" "adminPort" "log" -}}
+{{- $_ := set $bridge "image" (include "shmesh.image" (dict "root" . "name" .Values.bridge.image)) -}}
+{{- $_ := set $bridge "imagePullPolicy" .Values.image.pullPolicy -}}
+{{- $namespaces := list -}}
+{{- if .Values.bridge.enabled }}{{- range .Values.bridge.namespaces }}{{- $namespaces = append $namespaces (pick . "name" "links") }}{{- end }}{{- end -}}
+{{- $_ := set $bridge "namespaces" $namespaces -}}
 {{- $config := dict
   "domain" (include "shmesh.domain" .)
   "pools" (.Values.config.pools | default list)
   "agentResource" (include "shmesh.agentResource" .)
   "shm" (dict "unit" (dig "shm" "unit" "64Mi" .Values.config))
   "sidecar" $sidecar
+  "bridge" $bridge
   "limits" .Values.injector.limits
   "allowHostPid" .Values.injector.allowHostPid -}}
 {{ toYaml $config }}

@@ -5,6 +5,7 @@ what the repository has, and looks whether alerts and dashboard name metrics tha
 """
 
 import argparse
+import base64
 import json
 import os
 import pathlib
@@ -283,6 +284,57 @@ def check_dra():
     expect(not names(second) & names(default), f"dra: two releases are in each other's way: {names(second) & names(default)}")
 
 
+def check_bridge():
+    """What bridges need in their namespaces, and what the injector knows of it."""
+    values = yaml.load((CHART / "tests/values/bridge.yaml").read_text(), Strict)
+    found = objects(render(values))
+
+    def of(namespace):
+        return [one for one in found if one["metadata"].get("namespace") == namespace]
+
+    service = named(of("ran"), "Service", "shmesh-far-fronthaul")["spec"]
+    expect(service["clusterIP"] == "None" and service["publishNotReadyAddresses"], "bridge: the Service has an address of its own")
+    expect(service["selector"] == {"shmesh.io/far-fronthaul": "home"}, "bridge: the Service selects others than the primary's pod")
+    expect(service["ports"][0]["port"] == 7447, "bridge: the port")
+    names = {(one["kind"], one["metadata"]["name"]) for one in of("ran")}
+    wanted = {("Service", "shmesh-far-fronthaul"), ("Service", "shmesh-far-midhaul"), ("NetworkPolicy", "shmesh-bridge"), ("Secret", "shmesh-bridge-tls")}
+    expect(names == wanted, f"bridge: objects of the namespace: {names}")
+
+    def ports(namespace):
+        rules = named(of(namespace), "NetworkPolicy", "shmesh-bridge")["spec"]["ingress"]
+        expect(rules[0]["ports"] == [{"port": 7447, "protocol": "TCP"}] and rules[0]["from"], "bridge: the port is not for pods with a bridge")
+        return [range(port["port"], port["endPort"] + 1) for rule in rules[1:] for port in rule["ports"]]
+
+    open_to_all = ports("ran")
+    expect(not any(7447 in each for each in open_to_all[:2]), "bridge: the port is open to all pods")
+    expect(all(any(port in each for each in open_to_all[:2]) for port in (1, 7446, 7448, 65535)), "bridge: other ports are closed")
+    expect(not ports("core"), "bridge: the policy opens ports that the namespace has closed")
+    secrets = {one["metadata"]["namespace"]: one["data"] for one in found if one["metadata"]["name"] == "shmesh-bridge-tls"}
+    expect(secrets["ran"]["ca.crt"] == secrets["core"]["ca.crt"] and secrets["ran"]["tls.crt"] != secrets["core"]["tls.crt"], "bridge: one authority, two certificates")
+    expect(all("tls.key" not in one["data"] or one["data"]["tls.key"] != named(of(NAMESPACE), "Secret", "shmesh-bridge-authority")["data"]["tls.key"] for one in of("ran") if "data" in one), "bridge: the authority's key is in a namespace of pods")
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(base64.b64decode(secrets["ran"]["tls.crt"]))
+        file.flush()
+        try:
+            text = subprocess.run(["openssl", "x509", "-noout", "-text", "-in", file.name], capture_output=True, text=True, check=True).stdout
+            expect(re.search(r"Subject: CN ?= ?ran\.shmesh", text), "bridge: the certificate's common name")
+            expect("DNS:ran.shmesh, DNS:*.ran.svc" in text and "Client Authentication" in text, f"bridge: names and uses of the certificate: {text}")
+        except FileNotFoundError:
+            print("skipped: the names in a certificate, without openssl")
+    config = yaml.load(named(found, "ConfigMap", "shmesh-injector")["data"]["injector.yaml"], Strict)["bridge"]
+    expect(config["namespaces"][0] == {"name": "ran", "links": ["fronthaul", "midhaul"]} and config["cluster"] == "east", f"bridge: the injector's part: {config}")
+    off = objects(render({**values, "bridge": {**values["bridge"], "enabled": False}}))
+    expect(not [one for one in off if one["metadata"].get("namespace") in ("ran", "core")], "bridge: objects although it is not enabled")
+    config = yaml.load(named(off, "ConfigMap", "shmesh-injector")["data"]["injector.yaml"], Strict)["bridge"]
+    expect(config["namespaces"] == [], "bridge: the injector would inject bridges although it is not enabled")
+    values = yaml.load((CHART / "tests/values/bridge-cert-manager.yaml").read_text(), Strict)
+    found = objects(render(values))
+    certificate = named(found, "Certificate", "shmesh-bridge")["spec"]
+    expect(certificate["commonName"] == "ran.shmesh" and "*.ran.svc" in certificate["dnsNames"], "bridge: cert-manager's names")
+    expect(set(certificate["usages"]) == {"server auth", "client auth"}, "bridge: cert-manager's usages")
+    expect(not [one for one in found if one["kind"] == "Secret" and "bridge" in one["metadata"]["name"]], "bridge: two have the Secret")
+
+
 def check_refusals():
     """Values that must be rejected, with a part of the message."""
     cases = [
@@ -305,7 +357,13 @@ def check_refusals():
         ({"config": {"mode": "dra", "dra": {"gids": {"first": 60000, "count": 2}}, "pools": [POOL]}}, NAMESPACE, "60000 to 60001"),
         ({"config": {"mode": "dra", "pools": [{**POOL, "name": "Front"}]}}, NAMESPACE, "lower-case letters"),
         ({"config": {"dra": {"budget": "1Gi"}}}, NAMESPACE, "set config.mode=dra"),
+        ({"bridge": {"enabled": True}, "injector": {"mode": "policy"}}, NAMESPACE, "set injector.mode=webhook"),
+        ({"bridge": {"enabled": True, "certificate": {"from": "certManager"}}}, NAMESPACE, "set bridge.certificate.issuer"),
+        ({"bridge": {"enabled": True, "namespaces": [{"name": "a" * 58, "links": []}]}}, NAMESPACE, "at most 57"),
+        ({"bridge": {"enabled": True, "namespaces": [{"name": "a", "links": []}] * 2}}, NAMESPACE, "is there twice"),
+        ({"bridge": {"enabled": True, "namespaces": [{"name": "a", "links": []}]}, "injector": {"excludedNamespaces": ["a"]}}, NAMESPACE, "remove it from one"),
         # By the schema:
+        ({"bridge": {"namespaces": [{"name": "a", "links": ["A_b"]}]}}, NAMESPACE, "pattern"),
         ({"config": {"mode": "both"}}, NAMESPACE, "mode"),
         ({"config": {"mode": "dra", "dra": {"gid": 1}}}, NAMESPACE, "gid"),
         ({"config": {"pool": []}}, NAMESPACE, "pool"),
@@ -496,7 +554,8 @@ def check_manifests(bless):
 def check_samples(plugin):
     """Every sample is valid and runs in a restricted namespace, also with what the chart's own injector adds."""
     count = 0
-    values = {"config": {"pools": [POOL]}}
+    bridge = {"enabled": True, "namespaces": [{"name": "shmesh-sample", "links": ["radio"]}]}
+    values = {"config": {"pools": [POOL]}, "bridge": bridge}
     config = named(objects(render(values)), "ConfigMap", "shmesh-injector")["data"]["injector.yaml"]
     for file in sorted((ROOT / "manifests/samples").glob("*.yaml")):
         claims = []
@@ -603,6 +662,7 @@ def known_metrics():
         ("shmesh_plugin", ROOT / "plugin/src/metrics.rs"),
         ("shmesh_plugin", ROOT / "plugin/src/domain/claim_metrics.rs"),
         ("shmesh_injector", ROOT / "plugin/injector/src/webhook/metrics.rs"),
+        ("shmesh_bridge", ROOT / "lib/bridge/src/bridge.rs"),
     ]
     for prefix, file in sources:
         text = file.read_text()
@@ -627,7 +687,7 @@ def check_metrics():
     for panel in board["panels"]:
         expect(panel["type"] == "row" or panel.get("description"), f"{panel['title']}: the panel has no description")
         asked += [(panel["title"], target["expr"]) for target in panel.get("targets", [])]
-    documented = (ROOT / "docs/monitoring.md").read_text()
+    documented = (ROOT / "docs/monitoring.md").read_text() + (ROOT / "docs/between-machines.md").read_text()
     for where, expr in asked:
         found = re.findall(r"\bshmesh_\w+", expr)
         expect(found, f"{where}: the expression has no metric of shmesh")
@@ -657,6 +717,7 @@ def main():
         validate(one, "defaults")
     scenarios = check_scenarios()
     check_dra()
+    check_bridge()
     refusals = check_refusals()
     check_restarts()
     check_config(given.plugin)

@@ -22,6 +22,7 @@ pub(crate) struct Values {
     plugin: Option<PluginValues>,
     injector: Option<InjectorValues>,
     sidecar: Option<SidecarValues>,
+    bridge: Option<BridgeValues>,
     network_policy: Option<NetworkPolicyValues>,
     monitoring: Option<MonitoringValues>,
     /// Global values of parent charts.
@@ -238,6 +239,71 @@ struct SidecarValues {
     user: Option<u32>,
     /// Log level or filter.
     log: Option<String>,
+}
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is wanted")]
+struct BridgeValues {
+    /// Allow links to other nodes, which bridges carry, in the listed namespaces.
+    enabled: Option<bool>,
+    /// Name of the cluster, which the bridges' keys begin with.
+    #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"))]
+    cluster: Option<String>,
+    /// Name of the image, below `image.registry`.
+    image: Option<String>,
+    /// CPU request of injected bridges.
+    cpu: Option<Quantity>,
+    /// Memory limit in addition to the memory of replicas.
+    memory: Option<Quantity>,
+    /// Port of probes and metrics.
+    #[schemars(range(min = 1, max = 65535))]
+    admin_port: Option<u16>,
+    /// Log level or filter.
+    log: Option<String>,
+    /// Namespaces with links to other nodes.
+    namespaces: Option<Vec<BridgeNamespaceValues>>,
+    certificate: Option<BridgeCertificate>,
+}
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is wanted")]
+struct BridgeNamespaceValues {
+    /// Name of the namespace, which must exist.
+    #[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    name: String,
+    /// Names of the links to other nodes.
+    links: Vec<FarLink>,
+    /// Whether pods of the namespace are isolated by a policy of yours; then only the port of bridges is opened.
+    isolated: Option<bool>,
+}
+
+/// Name of a link: lower-case letters, digits and `-`.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is wanted")]
+struct FarLink(#[schemars(regex(pattern = "^[a-z0-9]([-a-z0-9]{0,29}[a-z0-9])?$"))] String);
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(dead_code, reason = "only its schema is wanted")]
+struct BridgeCertificate {
+    /// `chart`: Helm makes the certificates, and keeps them over upgrades. `certManager`: cert-manager does.
+    from: Option<BridgeCertificateFrom>,
+    /// ClusterIssuer for cert-manager, of which bridges trust the authority.
+    issuer: Option<Map<String, Value>>,
+    /// Days for which the chart's certificates are valid.
+    #[schemars(range(min = 1))]
+    days: Option<u32>,
+}
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[expect(dead_code, reason = "only its schema is wanted")]
+enum BridgeCertificateFrom {
+    /// Helm makes the certificates.
+    Chart,
+    CertManager,
 }
 
 #[derive(JsonSchema)]
