@@ -338,6 +338,16 @@ fn certificates_are_replaced_in_turn() {
     assert_eq!(lost_at(far.path()), 0);
 }
 
+/// The value of a metric that a bridge serves.
+fn metric(admin: &str, name: &str) -> Option<u64> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(admin).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
+}
+
 /// Two pods of one node have one IPC directory: the bridge of one waits while the other has the link.
 #[test]
 fn second_bridge_of_a_directory_stands_by_and_takes_over() {
