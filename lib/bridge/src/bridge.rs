@@ -1,6 +1,7 @@
 //! A bridge: its sessions, one for each peer of each link.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -13,7 +14,7 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use prometheus_client::registry::Registry;
 use shmesh::MAX_SEATS;
 use shmesh::config::LinkName;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::engine::{Engine, Guard, Outlet};
 use crate::frame::Frame;
@@ -180,6 +181,8 @@ impl Bridge {
                 link: link.clone(),
                 node: config.node.clone(),
                 peer_timeout: config.peer_timeout,
+                // In a pod the programs may be other users, of the group of the directory.
+                file_mode: if config.cluster.is_some() { 0o660 } else { 0o600 },
             };
             let end = Arc::new(HomeOrFar {
                 template,
@@ -290,7 +293,11 @@ impl HomeOrFar {
         let settings = SessionSettings { node: node.to_owned(), ..self.template.clone() };
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);
         let counts = self.metrics.of(&settings.link, node);
-        let session = Arc::new(PeerSession::new(settings, outlet, counts)?);
+        let session = PeerSession::new(settings, outlet, counts).inspect_err(|_| {
+            // The bridge that has the link says whether it is connected.
+            self.metrics.connected.remove(&labels(&self.template.link, node));
+        });
+        let session = Arc::new(session?);
         let running = Arc::clone(&session);
         let name = format!("{}:{node}", self.template.link);
         let stop: Arc<AtomicBool> = Arc::default();
@@ -336,21 +343,25 @@ impl HomeOrFar {
     fn keep(&self, place: &str, may_be_near: bool) {
         let Some(places) = &self.places else { return };
         let link = &self.template.link;
-        let labels = vec![("link", link.to_string())];
-        let near = self.metrics.near.get_or_create_owned(&labels);
-        let standby = self.metrics.standby.get_or_create_owned(&labels);
+        let of_link = vec![("link", link.to_string())];
+        let of_node = labels(link, &self.template.node);
+        let near = self.metrics.near.get_or_create_owned(&of_link);
+        let standby = self.metrics.standby.get_or_create_owned(&of_link);
         let mut complaint = String::new();
         while !self.stop.load(Ordering::Acquire) {
             let distance = if may_be_near { places.distance(place) } else { Distance::Far };
             match distance {
-                // It stays as it is until a bridge with the link is back.
-                Distance::Unknown => {}
+                // It stays as it is until a bridge with the link is back. Without a session, it is one that has no answer.
+                Distance::Unknown => {
+                    let _ = self.metrics.connected.get_or_create(&of_node);
+                }
                 Distance::Near => {
                     if near.set(1) == 0 {
                         info!(%link, place, "the link is in this IPC directory: nothing is carried");
                     }
                     standby.set(0);
                     self.end_session();
+                    self.metrics.connected.remove(&of_node);
                 }
                 Distance::Far => {
                     if near.set(0) == 1 {
@@ -364,10 +375,17 @@ impl HomeOrFar {
                             complaint.clear();
                         }
                         Err(error) => {
-                            standby.set(1);
+                            let is_standby = is_in_use(&error);
+                            standby.set(i64::from(is_standby));
+                            if !is_standby {
+                                let _ = self.metrics.connected.get_or_create(&of_node);
+                            }
                             let text = format!("{error:#}");
                             if text != complaint {
-                                warn!(%link, place, "standing by: {text}");
+                                match is_standby {
+                                    true => info!(%link, place, "standing by: {text}"),
+                                    false => error!(%link, place, "cannot carry the link: {text}"),
+                                }
                                 complaint = text;
                             }
                         }
@@ -391,6 +409,12 @@ impl HomeOrFar {
             running.join();
         }
     }
+}
+
+/// Whether another bridge has the journal.
+fn is_in_use(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    kind == Some(io::ErrorKind::WouldBlock)
 }
 
 fn labels(link: &LinkName, node: &str) -> SessionLabels {

@@ -190,6 +190,8 @@ pub struct SessionSettings {
     pub node: String,
     /// How long the other side may be silent until its participants count as gone.
     pub peer_timeout: Duration,
+    /// The mode of a replica's files.
+    pub file_mode: u32,
 }
 
 impl SessionSettings {
@@ -682,7 +684,11 @@ impl SessionState {
             BridgeEnd::Far => {
                 let shape = self.other.as_ref().and_then(|other| other.status.shape.as_ref());
                 let Some(WireShape(config)) = shape else { return };
-                options.create(&LinkConfig { name: settings.link.clone(), ..config.clone() })
+                options.create(&LinkConfig {
+                    name: settings.link.clone(),
+                    file_mode: settings.file_mode,
+                    ..config.clone()
+                })
             }
         };
         match opened {

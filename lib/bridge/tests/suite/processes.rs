@@ -396,6 +396,9 @@ fn certificate_of_another_namespace_has_no_access() {
         args.extend(["--allow-certificate".to_owned(), format!("{allows}.shmesh")]);
         if flag == "--listen" {
             args.extend(["--admin".to_owned(), admin.clone()]);
+        } else {
+            // So the announcements cross, too, or no replica would be made.
+            args.extend(["--near".to_owned(), "fronthaul".to_owned()]);
         }
         BridgeProcess::start(bridge(dir, &args.iter().map(String::as_str).collect::<Vec<_>>()))
     };
