@@ -103,9 +103,6 @@ fn resources(plan: &Plan<'_>, bridge: &BridgePlan) -> Value {
     // More was refused.
     let memory = plan.bridge_memory().unwrap_or(u64::MAX);
     limits.insert("memory".into(), Bytes(memory).to_string().into());
-    if bridge.memory.huge > 0 {
-        limits.insert("hugepages-2Mi".into(), Bytes(bridge.memory.huge).to_string().into());
-    }
     if let Scope::Pool(pool) = &bridge.scope {
         limits.insert(format!("{}/{pool}", plan.config.domain), "1".into());
     }

@@ -46,11 +46,11 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct BridgePlan {
     pub(crate) scope: Scope,
     pub(crate) side: Side,
-    /// Memory of the replicas, which the bridge of the secondary's pod makes.
-    pub(crate) memory: MemoryPlan,
+    /// Bytes of the replicas, which the bridge of the secondary's pod makes: files, whatever has the memory of the links.
+    pub(crate) replicas: u64,
 }
 
-/// Memory that a sidecar or a bridge reserves.
+/// Memory that a sidecar reserves.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct MemoryPlan {
     /// Bytes of files in the IPC directory; for the pod's own directory, its size.
@@ -218,9 +218,9 @@ impl<'a> Plan<'a> {
             return Err(self.refuse(link.places.far, "far", what, remedy));
         }
         let (scope, side) = (link.scope.clone(), link.side);
-        let bridge = self.bridge.get_or_insert(BridgePlan { scope, side, memory: MemoryPlan::default() });
+        let bridge = self.bridge.get_or_insert(BridgePlan { scope, side, replicas: 0 });
         if link.side == Side::Secondary {
-            bridge.memory.add(link);
+            bridge.replicas = bridge.replicas.saturating_add(link.config.segment_bytes());
         }
         let what = match &*bridge {
             bridge if bridge.scope != link.scope => format!(
@@ -244,8 +244,8 @@ impl<'a> Plan<'a> {
 
     /// Returns the memory limit of the bridge, in whole MiB; `None` if Kubernetes cannot count so many bytes.
     pub(crate) fn bridge_memory(&self) -> Option<u64> {
-        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.memory.charged());
-        let needed = replicas.saturating_add(self.config.bridge.memory.0);
+        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.replicas);
+        let needed = replicas.saturating_add(tables(replicas)).saturating_add(self.config.bridge.memory.0);
         needed.checked_next_multiple_of(1 << 20).filter(|bytes| i64::try_from(*bytes).is_ok())
     }
 

@@ -132,7 +132,7 @@ impl Plan<'_> {
     }
 
     fn check_limits(&self) -> RuleResult {
-        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.memory.all());
+        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.replicas);
         let (limits, bytes) = (&self.config.limits, self.memory.all().saturating_add(replicas));
         let over = |limit: Bytes, whose: &str| {
             let what = format!(
