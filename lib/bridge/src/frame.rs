@@ -145,6 +145,23 @@ impl<'a> FrameReader<'a> {
 }
 
 impl ItemHead {
+    /// The head of a message without parts, for this process. The sender gives it its numbers.
+    #[must_use]
+    pub fn new(kind: ItemKind, to: u64) -> Self {
+        Self {
+            to,
+            stream: 0,
+            number: 0,
+            oldest: 0,
+            kind,
+            msg_id: 0,
+            cell_id: 0,
+            pool: None,
+            msg_len: 0,
+            data_len: 0,
+        }
+    }
+
     /// Writes the head into an empty buffer.
     pub fn encode(&self, to: &mut Vec<u8>) {
         to.extend_from_slice(&VERSION.to_le_bytes());

@@ -844,7 +844,7 @@ impl SessionState {
                     self.posts.pop_front();
                 }
                 self.journal.taking(self.sender.next());
-                let frame = self.sender.add(head(ItemKind::Post, to), |_| {});
+                let frame = self.sender.add(ItemHead::new(ItemKind::Post, to), |_| {});
                 put(&*self.outlet, &self.settings.node, frame);
                 continue;
             }
@@ -862,7 +862,7 @@ impl SessionState {
                         pool: message.data_pool(),
                         msg_len: length(msg.len()),
                         data_len: length(data.len()),
-                        ..head(kind, to)
+                        ..ItemHead::new(kind, to)
                     };
                     let frame = self.sender.add(head, |frame| {
                         append(frame, msg);
@@ -1080,21 +1080,6 @@ fn append(frame: &mut Vec<u8>, bytes: SharedBytes<'_>) {
     let start = frame.len();
     frame.resize(start + bytes.len(), 0);
     bytes.copy_to(&mut frame[start..]);
-}
-
-fn head(kind: ItemKind, to: u64) -> ItemHead {
-    ItemHead {
-        to,
-        stream: 0,
-        number: 0,
-        oldest: 0,
-        kind,
-        msg_id: 0,
-        cell_id: 0,
-        pool: None,
-        msg_len: 0,
-        data_len: 0,
-    }
 }
 
 /// Messages of a link of this shape that may wait in the receiving bridge.

@@ -309,18 +309,7 @@ mod tests {
     use crate::frame::Frame;
 
     fn head() -> ItemHead {
-        ItemHead {
-            to: 0,
-            stream: 0,
-            number: 0,
-            oldest: 0,
-            kind: ItemKind::Inline,
-            msg_id: 0,
-            cell_id: 0,
-            pool: None,
-            msg_len: 8,
-            data_len: 0,
-        }
+        ItemHead { msg_len: 8, ..ItemHead::new(ItemKind::Inline, 0) }
     }
 
     /// A sender, a receiver, frames on their way, and what came out.

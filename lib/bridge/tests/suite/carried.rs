@@ -83,12 +83,16 @@ impl Machines {
         Bridge::start(&config, &self.engine, &self.metrics).unwrap()
     }
 
-    fn metric(&self, name: &str) -> Option<u64> {
+    fn metrics_text(&self) -> String {
         let mut registry = Registry::default();
         self.metrics.register(&mut registry);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
-        text.lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
+        text
+    }
+
+    fn metric(&self, name: &str) -> Option<u64> {
+        self.metrics_text().lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
     }
 
     fn bridges(&self) -> [Bridge; 2] {
@@ -105,10 +109,7 @@ impl Machines {
 
     /// The sum of a metric over both bridges.
     fn sum_of(&self, metric: &str) -> u64 {
-        let mut registry = Registry::default();
-        self.metrics.register(&mut registry);
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
+        let text = self.metrics_text();
         let counts = text.lines().filter(|line| line.starts_with(metric));
         counts.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
     }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use shmesh::config::LinkName;
-use shmesh::inspect::far_nodes;
 use shmesh::{Link, Side};
 use shmesh_testing::until;
 
-use crate::processes::{Authority, BridgeProcess, attach, bridge, create, dir, free_address, receive, send};
+use crate::processes::{
+    Authority, BridgeProcess, attach, bridge, create, dir, free_address, lost_at, receive, scattered, send,
+};
 use crate::wait_for_peer;
 
 /// The faults that a network adds to datagrams.
@@ -86,15 +86,13 @@ fn carry_bytes(mut from: &TcpStream, mut to: &TcpStream, lasts: bool, is_cut: &A
 }
 
 fn carry_datagrams(front: &UdpSocket, back: &UdpSocket, weather: Weather, is_cut: &AtomicBool) {
-    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut drawn = 0;
     let mut draw = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random.checked_rem(below).unwrap_or(0)
+        drawn += 1;
+        scattered(drawn).checked_rem(below).unwrap_or(0)
     };
     let mut client: Option<SocketAddr> = None;
-    // By the time when they arrive; the number keeps those of one time apart.
+    // Sorted by the time of arrival. The number tells datagrams with the same time apart.
     let mut way: BTreeMap<(Instant, u64), (bool, Vec<u8>)> = BTreeMap::new();
     let (mut buffer, mut number) = ([0; 64 << 10], 0);
     loop {
@@ -190,8 +188,7 @@ fn bridged(protocol: &str, peer_timeout: &str, relay: impl Fn(&str) -> Relay) ->
 impl TwoMachines {
     /// Messages that either end has counted as lost.
     fn lost(&self) -> u64 {
-        let link: LinkName = "fronthaul".parse().unwrap();
-        self.dirs.iter().flat_map(|dir| far_nodes(dir.path(), &link).unwrap()).map(|node| node.lost).sum()
+        self.dirs.iter().map(|dir| lost_at(dir.path())).sum()
     }
 }
 

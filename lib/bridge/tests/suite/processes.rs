@@ -108,7 +108,7 @@ fn messages_cross_both_ways_between_processes() {
 }
 
 /// Messages that the bridges of an IPC directory have counted as lost, over all their processes.
-fn lost_at(dir: &Path) -> u64 {
+pub(crate) fn lost_at(dir: &Path) -> u64 {
     far_nodes(dir, &"fronthaul".parse().unwrap()).unwrap().iter().map(|node| node.lost).sum()
 }
 
@@ -340,12 +340,7 @@ fn certificates_are_replaced_in_turn() {
 
 /// The value of a metric that a bridge serves.
 fn metric(admin: &str, name: &str) -> Option<u64> {
-    use std::io::{Read, Write};
-    let mut stream = std::net::TcpStream::connect(admin).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    text.lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
+    get(admin, "/metrics").ok()?.lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
 }
 
 /// Two pods of one node have one IPC directory: the bridge of one waits while the other has the link.
@@ -375,12 +370,17 @@ fn second_bridge_of_a_directory_stands_by_and_takes_over() {
 }
 
 fn answers(admin: &str, path: &str) -> bool {
+    get(admin, path).unwrap().lines().next().is_some_and(|line| line.contains(" 200"))
+}
+
+/// The whole answer of a bridge to a request of HTTP.
+fn get(admin: &str, path: &str) -> std::io::Result<String> {
     use std::io::{Read, Write};
-    let mut stream = std::net::TcpStream::connect(admin).unwrap();
-    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+    let mut stream = std::net::TcpStream::connect(admin)?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
     let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text.lines().next().is_some_and(|line| line.contains(" 200"))
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// One authority signs the certificates of all namespaces.

@@ -266,7 +266,8 @@ impl World {
                 }
                 state.taken += 1;
                 let message = state.taken.to_le_bytes();
-                let head = item_to(state.sending.other_instance());
+                let to = state.sending.other_instance();
+                let head = ItemHead { msg_len: 8, ..ItemHead::new(ItemKind::Inline, to) };
                 let frame = state.sender.add(head, |frame| frame.extend_from_slice(&message)).to_vec();
                 let kept = state.sender.next() - state.sender.oldest();
                 self.most_kept = self.most_kept.max(usize::try_from(kept).unwrap());
@@ -406,21 +407,6 @@ fn received_by_other(line: &Line) -> u64 {
     line.sending.other.as_ref().filter(knows).map_or(0, |other| other.received)
 }
 
-fn item_to(to: u64) -> ItemHead {
-    ItemHead {
-        to,
-        stream: 0,
-        number: 0,
-        oldest: 0,
-        kind: ItemKind::Inline,
-        msg_id: 0,
-        cell_id: 0,
-        pool: None,
-        msg_len: 8,
-        data_len: 0,
-    }
-}
-
 /// All far nodes are cut off, for longer than the limit of silence, and come back at once.
 fn reconnect_storm(nodes: usize, links: usize) {
     let mut world = World::new(nodes, links);
@@ -445,7 +431,7 @@ fn reconnect_storm(nodes: usize, links: usize) {
     world.finish("reconnect storm");
 }
 
-/// The bridges of the far nodes are killed one after the other, and then that of the home node with all its links.
+/// Kills the bridge of each far node in turn, then the home node's, which has all links.
 fn rolling_restart(nodes: usize, links: usize) {
     let mut world = World::new(nodes, links);
     world.run_until(5 * SECOND);
