@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use shmesh::config::{LinkConfig, LinkName, PoolId, Receivers, RingMode};
+use shmesh::config::{LinkConfig, LinkName, Receivers, RingMode};
 use shmesh::inspect::{View, far_node_file};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
 use shmesh_sys::file;
@@ -658,8 +658,7 @@ impl SessionState {
     /// The shape, if a bridge can carry the link.
     fn checked(&mut self, config: LinkConfig) -> Option<WireShape> {
         let name = config.name.clone();
-        let device = PoolId::ALL.into_iter().find(|pool| pool.is_device() && config.pool(*pool).is_enabled());
-        if let Some(pool) = device {
+        if let Some(pool) = config.device_pool() {
             self.complain(format!(
                 "link {name} has the pool {} in device memory, which no bridge carries: use a link without it between nodes",
                 pool.name()

@@ -286,6 +286,11 @@ impl LinkConfig {
         self.pools[pool.index()]
     }
 
+    /// The first pool in device memory that is enabled.
+    pub fn device_pool(&self) -> Option<PoolId> {
+        PoolId::ALL.into_iter().find(|pool| pool.is_device() && self.pool(*pool).is_enabled())
+    }
+
     /// Bytes in all enabled pools together, without rings, headers and alignment. Saturates.
     pub fn payload_bytes(&self) -> u64 {
         self.pools.iter().fold(0, |sum: u64, pool| sum.saturating_add(pool.payload_bytes()))

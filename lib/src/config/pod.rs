@@ -8,7 +8,6 @@ use super::error::{ConfigError, Position};
 use super::leaf::{Leaf, SpannedOption};
 use super::link::LinkConfig;
 use super::name::LinkName;
-use super::pool::PoolId;
 use super::show::shown;
 use super::{MAX_FILE_BYTES, parse, yaml};
 use crate::participant::Side;
@@ -185,9 +184,7 @@ impl PodLink {
         if !is_dns_label(link.as_str()) {
             return Err(ConfigError::FarName { link, place });
         }
-        let device =
-            PoolId::ALL.into_iter().find(|pool| pool.is_device() && self.config.pool(*pool).is_enabled());
-        if let Some(pool) = device {
+        if let Some(pool) = self.config.device_pool() {
             return Err(ConfigError::FarDevicePool { link, pool, place });
         }
         if self.config.request_window > 0 {
