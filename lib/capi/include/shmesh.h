@@ -150,6 +150,11 @@ typedef enum {
      * `missed` participants attached and ended between two calls and are not reported; the other members are 0.
      */
     SHMESH_EVENT_MISSED = 5,
+    /**
+     * `missed` messages of the other side were lost between nodes; `shmesh_link_lost` counts them, too. The event is there before the
+     * first message after them. The other members are 0.
+     */
+    SHMESH_EVENT_LOST = 6,
 } shmesh_event_kind_t;
 
 /**
@@ -257,7 +262,7 @@ typedef struct {
      */
     uint32_t pid;
     /**
-     * SHMESH_EVENT_MISSED: the number of missed participants.
+     * SHMESH_EVENT_MISSED: the number of missed participants. SHMESH_EVENT_LOST: the number of lost messages.
      */
     uint32_t missed;
 } shmesh_event_t;
@@ -465,9 +470,18 @@ shmesh_error_t shmesh_link_pool(const shmesh_link_t *link,
                                 uint32_t *pool_len);
 
 /**
- * The number of messages that this reader of a broadcast ring missed because the writer overtook it; 0 on other links.
+ * Reports to the receivers of the other side that so many messages for them were lost before they reached the link, for programs that
+ * forward messages of others. They are in `shmesh_link_lost` before a message that is sent later can be received.
  */
-shmesh_error_t shmesh_link_lost(const shmesh_link_t *link, uint64_t *lost);
+shmesh_error_t shmesh_link_report_lost(const shmesh_link_t *link,
+                                       uint64_t messages);
+
+/**
+ * The number of messages that this handle did not get: the writer of a broadcast ring overtook it, or they were lost between nodes
+ * (`SHMESH_EVENT_LOST`). Those are counted before the first message after them can be received.
+ */
+shmesh_error_t shmesh_link_lost(const shmesh_link_t *link,
+                                uint64_t *lost);
 
 /**
  * The number of readers that receive the messages of this broadcast ring's writer; 0 on other links.

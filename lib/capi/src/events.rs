@@ -22,6 +22,9 @@ pub enum shmesh_event_kind_t {
     SHMESH_EVENT_EVICTED = 4,
     /// `missed` participants attached and ended between two calls and are not reported; the other members are 0.
     SHMESH_EVENT_MISSED = 5,
+    /// `missed` messages of the other side were lost between nodes; `shmesh_link_lost` counts them, too. The event is there before the
+    /// first message after them. The other members are 0.
+    SHMESH_EVENT_LOST = 6,
 }
 
 use shmesh_event_kind_t::*;
@@ -38,7 +41,7 @@ pub struct shmesh_event_t {
     pub seat: u32,
     /// The process id of the participant in its own pid namespace.
     pub pid: u32,
-    /// SHMESH_EVENT_MISSED: the number of missed participants.
+    /// SHMESH_EVENT_MISSED: the number of missed participants. SHMESH_EVENT_LOST: the number of lost messages.
     pub missed: u32,
 }
 
@@ -59,6 +62,10 @@ impl From<PeerEvent> for shmesh_event_t {
             PeerEvent::Evicted(peer) => of(SHMESH_EVENT_EVICTED, peer),
             PeerEvent::Missed(missed) => {
                 Self { kind: SHMESH_EVENT_MISSED as c_int, missed, ..Self::default() }
+            }
+            PeerEvent::Lost(lost) => {
+                let missed = u32::try_from(lost).unwrap_or(u32::MAX);
+                Self { kind: SHMESH_EVENT_LOST as c_int, missed, ..Self::default() }
             }
             _ => Self::default(),
         }

@@ -341,7 +341,18 @@ pub(crate) fn with(
     uncancelled(|| act(LinkGuard::new(link)?.link()))
 }
 
-/// The number of messages that this reader of a broadcast ring missed because the writer overtook it; 0 on other links.
+/// Reports to the receivers of the other side that so many messages for them were lost before they reached the link, for programs that
+/// forward messages of others. They are in `shmesh_link_lost` before a message that is sent later can be received.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmesh_link_report_lost(link: *const shmesh_link_t, messages: u64) -> shmesh_error_t {
+    with(link, |link| {
+        link.report_lost(messages);
+        Ok(SHMESH_OK)
+    })
+}
+
+/// The number of messages that this handle did not get: the writer of a broadcast ring overtook it, or they were lost between nodes
+/// (`SHMESH_EVENT_LOST`). Those are counted before the first message after them can be received.
 ///
 /// # Safety
 /// Each pointer is NULL or valid for its type.

@@ -76,6 +76,17 @@ int main(int argc, char **argv)
         CHECK(close(orders[0]) == 0 && close(orders[1]) == 0);
     }
     CHECK(close(epoll) == 0);
+    shmesh_link_t *forwarder = attached("events");
+    uint64_t lost = 0;
+    OK(shmesh_link_report_lost(forwarder, 3));
+    CHECK(shmesh_link_report_lost(NULL, 3) == SHMESH_ERROR_ARGUMENT);
+    OK(shmesh_link_lost(link, &lost));
+    CHECK(lost == 3);
+    do
+        OK(shmesh_link_next_event(link, &event));
+    while (event.kind == SHMESH_EVENT_ATTACHED);
+    CHECK(event.kind == SHMESH_EVENT_LOST && event.missed == 3);
+    OK(shmesh_link_close(forwarder));
     OK(shmesh_link_close(link));
     return 0;
 }

@@ -25,7 +25,7 @@ use crate::waiting::{LOOK_FOR_SIGNALS, SLICE, WaitCount, WaitingWith, duration_o
 type Seat = (u8, &'static str, u32, Option<bool>);
 
 /// Kind, seat, side, process, and number of missed participants.
-type Event = (&'static str, u8, &'static str, u32, u32);
+type Event = (&'static str, u8, &'static str, u32, u64);
 
 /// Whether there are free buffers for a message, with a DATA part in `pool` if it is given. Also true if that cannot be
 /// determined, because sending reports why.
@@ -473,7 +473,8 @@ impl Link {
                 (Some((kind, peer)), _) => {
                     (kind, peer.seat.value(), name_of(peer.word.side()), peer.word.pid(), 0)
                 }
-                (None, PeerEvent::Missed(missed)) => ("missed", 0, "", 0, missed),
+                (None, PeerEvent::Missed(missed)) => ("missed", 0, "", 0, missed.into()),
+                (None, PeerEvent::Lost(lost)) => ("lost", 0, "", 0, lost),
                 (None, _) => ("missed", 0, "", 0, 1),
             }))
         })
@@ -584,10 +585,18 @@ impl Link {
         self.wait_until(py, timeout, |link| link.readers() >= count)
     }
 
-    /// Number of messages that this reader of a broadcast link lost because the writer overtook it.
+    /// Number of messages that this handle did not get: the writer of a broadcast link overtook it, or they were lost between nodes.
     #[getter]
     fn lost(&self) -> PyResult<u64> {
         self.with(|link| Ok(link.lost()))
+    }
+
+    /// Reports to the other side's receivers that so many messages for them were lost before they reached the link.
+    fn report_lost(&self, messages: u64) -> PyResult<()> {
+        self.with(|link| {
+            link.report_lost(messages);
+            Ok(())
+        })
     }
 
     #[getter]

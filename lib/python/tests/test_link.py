@@ -753,6 +753,19 @@ except shmesh.AlreadyExists as error:
         assert "receivers: one" in done.stdout and phy.seat != other.seat
 
 
+def test_lost_messages_are_reported_before_the_next_one() -> None:
+    phy, mac = pair()
+    while mac.next_event() is not None:
+        pass
+    phy.report_lost(3)
+    phy.send(b"the fourth")
+    with mac.receive() as message:
+        assert bytes(message) == b"the fourth"
+    assert mac.lost == 3 and phy.lost == 0
+    assert mac.next_event() == ("lost", 0, "", 0, 3)
+    assert mac.next_event() is None
+
+
 def test_end_of_a_peer_whose_seat_the_waiter_takes_is_an_event() -> None:
     phy, mac = pair()
     event = phy.next_event()

@@ -8,8 +8,11 @@ use crate::ring::Ring;
 use crate::ring::broadcast::{Broadcast, Writer};
 
 impl Link {
-    /// Number of messages that this handle did not get because the writer overtook it, with ring mode `broadcast` and
-    /// `slow: skip`. 0 on other links.
+    /// Number of messages that this handle did not get since it attached.
+    ///
+    /// The writer overtook it, with ring mode `broadcast` and `slow: skip`; or a bridge ended while it had them, on a link between nodes,
+    /// in any mode ([`PeerEvent::Lost`](crate::PeerEvent::Lost)). Those are counted before the first message after them can be received,
+    /// and for every participant that would have received them. A bridge that is killed may count one or a few that come after all.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -30,7 +33,8 @@ impl Link {
     /// ```
     #[must_use]
     pub fn lost(&self) -> u64 {
-        if self.incoming().is_broadcast() { self.endpoint.reader().lost() } else { 0 }
+        let overtaken = if self.incoming().is_broadcast() { self.endpoint.reader().lost() } else { 0 };
+        overtaken.wrapping_add(self.peers.borrow().lost(&self.core().seats))
     }
 
     /// The position of the next message that this handle receives: the number of messages that were sent on the link before it.

@@ -20,8 +20,8 @@ pub struct WaitOutcome {
 }
 
 impl Link {
-    /// The next event of another participant: it attached, detached, died or was evicted. Returns `None` if there is none.
-    /// Never waits.
+    /// The next event of another participant: it attached, detached, died or was evicted, or messages of the other side were lost
+    /// between nodes. Returns `None` if there is none. Never waits.
     /// Participants that are attached when this handle attaches are reported first, as attached. From then on, each
     /// participant is reported once as attached, and later once as detached, died or evicted. No queue can overflow: a
     /// handle that does not ask for a long time gets [`PeerEvent::Missed`] with the number of participants that came and
@@ -116,6 +116,32 @@ impl Link {
             self.has_message() || self.has_request() || self.has_event()
         })?;
         Ok(WaitOutcome { message: self.has_message(), request: self.has_request(), event: self.has_event() })
+    }
+
+    /// Reports to the receivers of the other side that `messages` for them were lost before they reached the link. For programs that
+    /// forward messages of others, as the bridge between nodes does.
+    ///
+    /// A receiver that gets a message which is sent after this call sees them in [`lost`](Self::lost) and has
+    /// [`PeerEvent::Lost`] already. Participants that wait are woken.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// use shmesh::{PeerEvent, Side};
+    /// let forwarder = options.create(&shmesh::config::LinkConfig::new("fronthaul".parse()?))?;
+    /// let mac = options.attach("fronthaul", Side::Secondary)?;
+    /// forwarder.report_lost(3);
+    /// forwarder.send_inline(4, 0, b"the fourth")?;
+    /// assert_eq!(mac.receive()?.expect("it was sent").msg_id(), 4);
+    /// assert_eq!(mac.lost(), 3);
+    /// assert!(std::iter::from_fn(|| mac.next_event()).any(|event| event == PeerEvent::Lost(3)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn report_lost(&self, messages: u64) {
+        if messages > 0 {
+            self.core().seats.count_lost(self.endpoint.me.word.side(), messages);
+            self.shared.wake_to_look_for_events();
+        }
     }
 
     /// Announces that this participant has attached.

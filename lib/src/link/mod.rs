@@ -255,15 +255,18 @@ impl Shared {
     /// Wakes participants that wait, if there are events for which none was woken. Returns `false` if there are no such
     /// events.
     fn wake_for_events(&self) -> bool {
+        self.core.seats.wake_for_events(|| self.wake_to_look_for_events())
+    }
+
+    /// Wakes participants that wait, whether they wait for messages or for events.
+    fn wake_to_look_for_events(&self) {
         let seats = &self.core.seats;
-        seats.wake_for_events(|| {
-            self.wake_all();
-            let sleepers = seats.event_sleepers();
-            if seats.is_any_taken(sleepers.asleep()) {
-                sleepers.wake();
-                sleepers.wake_seats(crate::notify::ALL_SEATS);
-            }
-        })
+        self.wake_all();
+        let sleepers = seats.event_sleepers();
+        if seats.is_any_taken(sleepers.asleep()) {
+            sleepers.wake();
+            sleepers.wake_seats(crate::notify::ALL_SEATS);
+        }
     }
 }
 
@@ -462,7 +465,7 @@ impl Link {
         let endpoint = Endpoint::new(&shared.core, me);
         let lease = lease::SeatLease::new(&shared, &endpoint, &attachment);
         Ok(Self {
-            peers: RefCell::new(PeerObserver::new(&shared.core.seats, me.seat)),
+            peers: RefCell::new(PeerObserver::new(&shared.core.seats, me.seat, me.word.side())),
             endpoint,
             inline_buffers: inline_buffers::InlineBuffers::default(),
             bell: bell::HandleBell::new(&lease),

@@ -9,10 +9,10 @@
 use std::collections::VecDeque;
 
 use super::{
-    EPOCH_SHIFT, MAX_SEATS, PID_NAMESPACE, Participant, START_TIME, SeatIndex, SeatWord, Seats, low,
+    EPOCH_SHIFT, MAX_SEATS, PID_NAMESPACE, Participant, START_TIME, SeatIndex, SeatWord, Seats, Side, low,
 };
 use crate::notify::Sleepers;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// A change of another participant of the link.
 ///
@@ -46,6 +46,9 @@ pub enum PeerEvent {
     /// This many participants attached and ended between two looks, or ended in a way that is no longer known.
     /// [`Link::participants`](crate::Link::participants) lists those that are attached now.
     Missed(u32),
+    /// This many messages for this side were lost between two nodes since the last look; [`Link::lost`](crate::Link::lost) counts them,
+    /// too. The event is there before the first message after them.
+    Lost(u64),
 }
 
 /// The state of one participant in a history.
@@ -73,6 +76,8 @@ impl SeatStage {
 const EVENT_SLEEPERS: usize = 2;
 /// Offset in the line behind the seats: the futex on which they sleep.
 const EVENT_WAKES: usize = 3;
+/// Offsets in the line behind the seats: messages of the primary and of the secondary side that were lost between nodes.
+const LOST: [usize; 2] = [4, 5];
 /// Offset in the line of a seat: its history.
 const HISTORY: usize = 5;
 /// Offset in the line of a seat: the seat word of the latest participant in the history.
@@ -201,6 +206,25 @@ impl Seats {
         Sleepers::new(line.word(EVENT_SLEEPERS), line.word(EVENT_WAKES))
     }
 
+    fn lost_of(&self, side: Side) -> &AtomicU64 {
+        let place = match side {
+            Side::Primary => LOST[0],
+            Side::Secondary => LOST[1],
+        };
+        self.lines[MAX_SEATS].word(place)
+    }
+
+    /// Counts messages of this side that were lost before they reached the link.
+    pub(crate) fn count_lost(&self, side: Side, messages: u64) {
+        // Relaxed: a receiver that gets a message which is sent later synchronizes with its sender, and so sees this count.
+        self.lost_of(side).fetch_add(messages, Ordering::Relaxed);
+    }
+
+    /// How many messages of this side were lost before they reached the link, since it was created.
+    fn lost(&self, side: Side) -> u64 {
+        self.lost_of(side).load(Ordering::Relaxed)
+    }
+
     /// The seats whose histories have changed since waiting participants were last woken.
     fn unwoken(&self) -> impl Iterator<Item = (SeatIndex, History)> + '_ {
         let histories = SeatIndex::all().take(self.used()).map(|seat| (seat, self.history(seat)));
@@ -236,6 +260,10 @@ pub(crate) struct PeerObserver {
     /// Known histories, by seat.
     known: Vec<KnownSeat>,
     pending: VecDeque<PeerEvent>,
+    /// The side whose messages are for this handle, and how many of them were lost before it attached and before the last look.
+    senders: Side,
+    lost_before: u64,
+    known_lost: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -247,14 +275,21 @@ struct KnownSeat {
 
 impl PeerObserver {
     /// Reports participants that are attached now as newly attached; earlier ones are not reported.
-    pub(crate) fn new(seats: &Seats, me: SeatIndex) -> Self {
+    pub(crate) fn new(seats: &Seats, me: SeatIndex, side: Side) -> Self {
         let known = |seat| {
             let history = seats.history(seat).unmarked();
             let is_attached = history.stage(0) == Some(SeatStage::Attached);
             KnownSeat { history: if is_attached { history.before() } else { history }, present: None }
         };
         let known = SeatIndex::all().take(seats.used()).map(known).collect();
-        Self { me, known, pending: VecDeque::new() }
+        let senders = side.opposite();
+        let lost_before = seats.lost(senders);
+        Self { me, known, pending: VecDeque::new(), senders, lost_before, known_lost: lost_before }
+    }
+
+    /// Messages for this handle that were lost between nodes since it attached.
+    pub(crate) fn lost(&self, seats: &Seats) -> u64 {
+        seats.lost(self.senders).wrapping_sub(self.lost_before)
     }
 
     /// Whether there is an event.
@@ -307,6 +342,9 @@ impl PeerObserver {
         }
         self.pending.extend(attached);
         self.pending.extend((missed > 0).then_some(PeerEvent::Missed(missed)));
+        let lost = seats.lost(self.senders);
+        let more = lost.wrapping_sub(std::mem::replace(&mut self.known_lost, lost));
+        self.pending.extend((more > 0).then_some(PeerEvent::Lost(more)));
     }
 }
 
@@ -319,7 +357,7 @@ mod tests {
     use shmesh_sys::process::ProcessIdentity;
 
     use super::*;
-    use crate::participant::{SEAT_LINES, Side};
+    use crate::participant::SEAT_LINES;
     use crate::segment::Memory;
 
     fn table() -> Seats {
@@ -346,13 +384,29 @@ mod tests {
     }
 
     #[test]
+    fn lost_messages_of_the_other_side_are_reported_once() {
+        let seats = table();
+        seats.count_lost(Side::Primary, u64::MAX - 1);
+        let me = join(&seats, 1);
+        let mut observer = PeerObserver::new(&seats, me.seat, Side::Secondary);
+        seats.count_lost(Side::Secondary, 9);
+        assert_eq!((drain(&mut observer, &seats), observer.lost(&seats)), (vec![], 0), "not for this side");
+        seats.count_lost(Side::Primary, 3);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Lost(3)], "the count has wrapped around");
+        seats.count_lost(Side::Primary, 1);
+        let other = join(&seats, 2);
+        assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(other), PeerEvent::Lost(1)]);
+        assert_eq!((drain(&mut observer, &seats), observer.lost(&seats)), (vec![], 4));
+    }
+
+    #[test]
     fn earlier_participants_are_reported_and_silent_ones_are_not() {
         let seats = table();
         let gone = join(&seats, 1);
         end(&seats, &gone, SeatStage::Died);
         let old = join(&seats, 2);
         let me = join(&seats, 3);
-        let mut observer = PeerObserver::new(&seats, me.seat);
+        let mut observer = PeerObserver::new(&seats, me.seat, Side::Secondary);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(old)]);
         for _ in 0..100 {
             let recoverer = sit(&seats, 4);
@@ -370,7 +424,7 @@ mod tests {
     fn short_life_is_reported_and_earlier_ones_are_counted() {
         let seats = table();
         let me = join(&seats, 1);
-        let mut observer = PeerObserver::new(&seats, me.seat);
+        let mut observer = PeerObserver::new(&seats, me.seat, Side::Secondary);
         let first = join(&seats, 2);
         end(&seats, &first, SeatStage::Died);
         assert_eq!(drain(&mut observer, &seats), [PeerEvent::Attached(first), PeerEvent::Died(first)]);
@@ -398,7 +452,7 @@ mod tests {
     fn first_recorded_end_counts() {
         let seats = table();
         let me = join(&seats, 1);
-        let mut observer = PeerObserver::new(&seats, me.seat);
+        let mut observer = PeerObserver::new(&seats, me.seat, Side::Secondary);
         let peer = join(&seats, 2);
         seats.record_end(&peer, SeatStage::Evicted);
         end(&seats, &peer, SeatStage::Died);
@@ -431,7 +485,7 @@ mod tests {
     fn hostile_histories_give_bounded_events() {
         let seats = table();
         let me = join(&seats, 1);
-        let mut observer = PeerObserver::new(&seats, me.seat);
+        let mut observer = PeerObserver::new(&seats, me.seat, Side::Secondary);
         seats.lines[MAX_SEATS].word(0).store(u64::MAX, Ordering::Relaxed);
         for wild in [u64::MAX, 0, 1 << 63, 0x5555_5555_5555_5555, u64::MAX >> 1] {
             for seat in SeatIndex::all() {
@@ -449,7 +503,7 @@ mod tests {
         fn each_participant_is_reported_once(steps in prop::collection::vec((0_u8..6, any::<prop::sample::Index>()), 1..200)) {
             let seats = table();
             let me = join(&seats, 1);
-            let mut observer = PeerObserver::new(&seats, me.seat);
+            let mut observer = PeerObserver::new(&seats, me.seat, Side::Secondary);
             let mut present: Vec<Participant> = Vec::new();
             let (mut begun, mut pid, mut missed) = (0, 1, 0);
             let mut reported: HashMap<u32, Option<SeatStage>> = HashMap::new();
@@ -475,6 +529,7 @@ mod tests {
                             PeerEvent::Died(peer) => (peer, Some(SeatStage::Died)),
                             PeerEvent::Evicted(peer) => (peer, Some(SeatStage::Evicted)),
                             PeerEvent::Missed(count) => { missed += count; continue }
+                            PeerEvent::Lost(_) => unreachable!("none is counted"),
                         };
                         let before = reported.insert(peer.word.pid(), stage);
                         prop_assert_eq!(before, stage.map(|_| None));

@@ -75,6 +75,16 @@ pub enum Side {
     Secondary,
 }
 
+impl Side {
+    /// The side that receives what this one sends.
+    pub(crate) fn opposite(self) -> Self {
+        match self {
+            Self::Primary => Self::Secondary,
+            Self::Secondary => Self::Primary,
+        }
+    }
+}
+
 impl std::fmt::Display for Side {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

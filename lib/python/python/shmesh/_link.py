@@ -40,8 +40,9 @@ class Participant(NamedTuple):
 class PeerEvent(NamedTuple):
     """An event of another participant of a link. Each `Link` is a participant; one that waits may be two."""
 
-    kind: Literal["attached", "detached", "died", "evicted", "missed"]
-    """For ``missed``: the number of participants that came and went unseen; see `Link.participants`."""
+    kind: Literal["attached", "detached", "died", "evicted", "missed", "lost"]
+    """For ``missed`` and ``lost``, the member ``missed`` is the number of participants that came and went unseen (see
+    `Link.participants`), or of messages that were lost between nodes (see `Link.lost`)."""
     seat: int
     side: str
     pid: int

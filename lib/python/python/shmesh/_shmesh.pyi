@@ -258,9 +258,13 @@ class Link:
         """Number of readers of a broadcast link; 0 on other links."""
     def wait_for_readers(self, count: int, timeout: float | None = None) -> bool:
         """Waits until a broadcast link has this many readers, without the GIL. Returns False if it timed out."""
+    def report_lost(self, messages: int) -> None:
+        """Reports to the other side's receivers that so many messages for them were lost before they reached the link.
+
+        For programs that forward messages of others. Receivers have them in `lost` and get a ``lost`` event."""
     @property
     def lost(self) -> int:
-        """Number of messages that this reader of a broadcast link lost because the writer overtook it."""
+        """Number of messages that this handle did not get: the writer of a broadcast link overtook it, or they were lost between nodes."""
     def pool(self, name: str) -> tuple[int, int] | None:
         """Size and number of the buffers of a pool; None if the link does not have it."""
     def loan(self, msg: int = 0, data: int | None = None, *, pool: str = "cpu_data") -> Loan:
@@ -309,7 +313,7 @@ class Link:
         """From now on the other side is notified of each message that is released."""
     def try_next_event(
         self,
-    ) -> tuple[Literal["attached", "detached", "died", "evicted", "missed"], int, str, int, int] | None:
+    ) -> tuple[Literal["attached", "detached", "died", "evicted", "missed", "lost"], int, str, int, int] | None:
         """Returns the next event of another participant, or None. Never waits."""
     def wait_event(self, timeout: float | None = None) -> bool:
         """Waits until there may be an event of another participant, without the GIL. Returns False if it timed out."""

@@ -189,7 +189,7 @@ fn no_participant_sleeps_over_an_event() {
     explore("no_participant_sleeps_over_an_event", Some(2), || {
         let core = link(1, true, 1, 0);
         let (sleeper, recoverer, futex) = (attach(&core, Secondary), attach(&core, Primary), Futex::new());
-        let mut peers = PeerObserver::new(&core.seats, sleeper.me.seat);
+        let mut peers = PeerObserver::new(&core.seats, sleeper.me.seat, sleeper.me.word.side());
         let other = {
             let (core, futex) = (core.clone(), Arc::clone(&futex));
             spawn(move || {
