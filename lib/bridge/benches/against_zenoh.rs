@@ -12,6 +12,7 @@ use shmesh::config::{LinkConfig, PoolId};
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
 use shmesh_bridge::engine::Engine;
+use shmesh_bridge::frame::VERSIONS;
 use shmesh_bridge::session::BridgeEnd;
 use shmesh_bridge::zenoh_engine::{NetworkPlace, ZenohEngine};
 
@@ -139,6 +140,7 @@ fn bridged() -> Result<(f64, f64)> {
             node: node.to_owned(),
             peer_timeout: Duration::from_secs(10),
             cluster: None,
+            versions: VERSIONS,
         })
     };
     let phy = LinkOptions::new().dir(home_dir.path()).create(&LinkConfig::new("fronthaul".parse()?))?;

@@ -17,7 +17,7 @@ use shmesh::config::LinkName;
 use tracing::{error, info};
 
 use crate::engine::{Engine, Guard, Outlet};
-use crate::frame::Frame;
+use crate::frame::{Frame, ProtocolVersions};
 use crate::place::{Distance, Places};
 use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionSettings};
 
@@ -111,6 +111,8 @@ pub struct BridgeConfig {
     pub peer_timeout: Duration,
     /// On a cluster: where this bridge is.
     pub cluster: Option<ClusterPlace>,
+    /// The versions of the protocol that it reads: [`VERSIONS`](crate::frame::VERSIONS), or fewer.
+    pub versions: ProtocolVersions,
 }
 
 /// Where the bridge of a pod is.
@@ -182,6 +184,7 @@ impl Bridge {
                 node: config.node.clone(),
                 peer_timeout: config.peer_timeout,
                 // In a pod the programs may be other users, of the group of the directory.
+                versions: config.versions,
                 file_mode: if config.cluster.is_some() { 0o660 } else { 0o600 },
             };
             let end = Arc::new(HomeOrFar {
@@ -270,7 +273,7 @@ impl HomeOrFar {
             return;
         }
         let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
-        let is_new = is_known && matches!(Frame::decode(&frame), Ok(Frame::Status(_)));
+        let is_new = is_known && Frame::is_status(&frame);
         let count = sessions.len();
         if !is_new || self.stop.load(Ordering::Acquire) {
             return;

@@ -1,12 +1,52 @@
 //! The frames between two bridges.
 //!
-//! All numbers are little-endian. A frame starts with the version of the protocol (2 bytes) and its kind (1 byte). What follows is
-//! fixed: nothing is read by guessing, and a frame with too few or too many bytes is refused.
+//! All numbers are little-endian. A frame starts with the version of the protocol (2 bytes) and its kind (1 byte). A status goes on with
+//! the lowest and the highest version that its sender reads (2 bytes each): these seven bytes are the same in every version. What follows
+//! is fixed by the version: nothing is read by guessing, and a frame with too few or too many bytes is refused.
+//!
+//! A bridge begins with the lowest version that it reads, and goes on with the highest that both read. So bridges of releases next to each
+//! other work together, in any order of an upgrade. A message has the same layout in all versions that a bridge reads, since one that is
+//! sent again may be for a process of another version.
+
+use std::fmt;
 
 use shmesh::config::{BroadcastConfig, LinkConfig, PoolConfig, PoolId, Receivers, RingMode, SlowReaders};
 
-/// The version of the protocol. Bridges of different versions refuse each other.
-pub const VERSION: u16 = 1;
+/// The versions of the protocol that a bridge reads and writes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ProtocolVersions {
+    /// The lowest version that it reads.
+    pub lowest: u16,
+    /// The highest version that it reads.
+    pub highest: u16,
+}
+
+/// The versions of this release.
+pub const VERSIONS: ProtocolVersions = ProtocolVersions { lowest: 1, highest: 1 };
+
+impl ProtocolVersions {
+    fn contains(self, version: u16) -> bool {
+        (self.lowest..=self.highest).contains(&version)
+    }
+
+    /// The highest version that both have.
+    #[must_use]
+    pub fn common(self, other: Self) -> Option<u16> {
+        let highest = self.highest.min(other.highest);
+        (highest >= self.lowest.max(other.lowest)).then_some(highest)
+    }
+}
+
+impl fmt::Display for ProtocolVersions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lowest, highest } = self;
+        if lowest == highest {
+            write!(f, "version {lowest}")
+        } else {
+            write!(f, "versions {lowest} to {highest}")
+        }
+    }
+}
 
 /// Numbers of messages are below this, so that sums of them do not overflow. No stream comes near it.
 const NUMBER_END: u64 = 1 << 62;
@@ -55,6 +95,8 @@ pub struct ItemHead {
 /// The state of a bridge, sent when it changes and from time to time.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Status {
+    /// The versions that this process reads.
+    pub reads: ProtocolVersions,
     /// The number of this process of the bridge.
     pub instance: u64,
     /// The process that it is for, as far as it is known; 0: any.
@@ -105,11 +147,14 @@ pub enum Frame<'a> {
 /// Why a frame was refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum FrameError {
-    /// It is of another version of the protocol.
-    #[error(
-        "the other bridge has version {0} of the protocol, this one {VERSION}: use the same release at both ends"
-    )]
-    Version(u16),
+    /// It is of another version of the protocol. A status of any version says which ones its sender reads.
+    #[error("it has version {version} of the protocol")]
+    Version {
+        /// The version of the frame.
+        version: u16,
+        /// The versions that its sender reads.
+        sender_reads: Option<ProtocolVersions>,
+    },
     /// Its bytes are damaged.
     #[error("a frame is damaged: {0}")]
     Damaged(&'static str),
@@ -163,8 +208,8 @@ impl ItemHead {
     }
 
     /// Writes the head into an empty buffer.
-    pub fn encode(&self, to: &mut Vec<u8>) {
-        to.extend_from_slice(&VERSION.to_le_bytes());
+    pub fn encode(&self, version: u16, to: &mut Vec<u8>) {
+        to.extend_from_slice(&version.to_le_bytes());
         to.push(KIND_ITEM);
         for number in [self.stream, self.number, self.to, self.oldest] {
             to.extend_from_slice(&number.to_le_bytes());
@@ -230,8 +275,9 @@ pub fn is_item(frame: &[u8]) -> bool {
     frame.get(2) == Some(&KIND_ITEM)
 }
 
-/// Changes an encoded message that is sent again: the process that it is for, and the oldest number.
-pub fn set_receiver(encoded: &mut [u8], to: u64, oldest: u64) {
+/// Changes an encoded message that is sent again: the version and the process that it is for, and the oldest number.
+pub fn set_receiver(encoded: &mut [u8], version: u16, to: u64, oldest: u64) {
+    encoded[..2].copy_from_slice(&version.to_le_bytes());
     encoded[19..27].copy_from_slice(&to.to_le_bytes());
     encoded[27..35].copy_from_slice(&oldest.to_le_bytes());
 }
@@ -292,12 +338,14 @@ impl WireShape {
 }
 
 impl Status {
-    /// The bytes of the frame.
+    /// The bytes of the frame, in this version.
     #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self, version: u16) -> Vec<u8> {
         let mut to = Vec::with_capacity(192);
-        to.extend_from_slice(&VERSION.to_le_bytes());
+        to.extend_from_slice(&version.to_le_bytes());
         to.push(KIND_STATUS);
+        to.extend_from_slice(&self.reads.lowest.to_le_bytes());
+        to.extend_from_slice(&self.reads.highest.to_le_bytes());
         for number in [
             self.instance,
             self.to,
@@ -324,8 +372,9 @@ impl Status {
         to
     }
 
-    fn decode(reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
+    fn decode(reads: ProtocolVersions, reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
         let status = Self {
+            reads,
             instance: reader.u64()?,
             to: reader.u64()?,
             stream: reader.u64()?,
@@ -356,24 +405,37 @@ impl Status {
 }
 
 impl<'a> Frame<'a> {
-    /// Reads and checks a frame.
+    /// Reads and checks a frame of one of these versions.
     ///
     /// # Errors
     /// [`FrameError`] says what is wrong with it.
-    pub fn decode(bytes: &'a [u8]) -> Result<Self, FrameError> {
+    pub fn decode(bytes: &'a [u8], versions: ProtocolVersions) -> Result<Self, FrameError> {
         let mut reader = FrameReader(bytes);
-        let version = reader.u16()?;
-        if version != VERSION {
-            return Err(FrameError::Version(version));
+        let (version, kind) = (reader.u16()?, reader.u8()?);
+        let sender_reads = match kind {
+            KIND_STATUS => Some(ProtocolVersions { lowest: reader.u16()?, highest: reader.u16()? }),
+            _ => None,
+        };
+        if !versions.contains(version) {
+            return Err(FrameError::Version { version, sender_reads });
         }
-        match reader.u8()? {
-            KIND_ITEM => {
+        match (kind, sender_reads) {
+            (KIND_ITEM, _) => {
                 let head = ItemHead::decode(&mut reader)?;
                 Ok(Self::Item(head, reader.0))
             }
-            KIND_STATUS => Status::decode(&mut reader).map(|status| Self::Status(Box::new(status))),
+            (_, Some(reads)) => {
+                Status::decode(reads, &mut reader).map(|status| Self::Status(Box::new(status)))
+            }
             _ => Err(FrameError::Damaged("there is no such kind of frame")),
         }
+    }
+
+    /// Whether the frame is a status, in any version.
+    #[must_use]
+    pub fn is_status(bytes: &[u8]) -> bool {
+        let decoded = Frame::decode(bytes, VERSIONS);
+        matches!(decoded, Ok(Frame::Status(_)) | Err(FrameError::Version { sender_reads: Some(_), .. }))
     }
 }
 
@@ -385,6 +447,7 @@ mod tests {
 
     fn status(shape: Option<WireShape>) -> Status {
         Status {
+            reads: VERSIONS,
             instance: 9,
             to: 6,
             stream: 5,
@@ -402,6 +465,10 @@ mod tests {
             is_drained: false,
             shape,
         }
+    }
+
+    fn read(bytes: &[u8]) -> Result<Frame<'_>, FrameError> {
+        Frame::decode(bytes, VERSIONS)
     }
 
     fn item() -> ItemHead {
@@ -426,69 +493,90 @@ mod tests {
         config.broadcast = BroadcastConfig { slow: SlowReaders::Evict, history: 4, evict_after_ms: 70 };
         config.ring_len = 32;
         for shape in [None, Some(WireShape(config))] {
-            let (status, bytes) = (status(shape.clone()), status(shape).encode());
-            assert_eq!(Frame::decode(&bytes), Ok(Frame::Status(Box::new(status))));
+            let (status, bytes) = (status(shape.clone()), status(shape).encode(1));
+            assert_eq!(read(&bytes), Ok(Frame::Status(Box::new(status))));
             for len in 0..bytes.len() {
-                assert!(Frame::decode(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
+                assert!(read(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
             }
         }
         let mut bytes = Vec::new();
-        item().encode(&mut bytes);
+        item().encode(1, &mut bytes);
         assert_eq!(bytes.len(), ITEM_HEAD_BYTES);
         bytes.extend_from_slice(b"abcde");
-        assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(item(), b"abcde")));
-        set_receiver(&mut bytes, 1, 2);
-        assert_eq!(Frame::decode(&bytes), Ok(Frame::Item(ItemHead { to: 1, oldest: 2, ..item() }, b"abcde")));
+        assert_eq!(read(&bytes), Ok(Frame::Item(item(), b"abcde")));
+        set_receiver(&mut bytes, 1, 1, 2);
+        assert_eq!(read(&bytes), Ok(Frame::Item(ItemHead { to: 1, oldest: 2, ..item() }, b"abcde")));
         bytes.push(0);
-        assert!(matches!(Frame::decode(&bytes), Err(FrameError::Damaged(_))), "a byte too many");
+        assert!(matches!(read(&bytes), Err(FrameError::Damaged(_))), "a byte too many");
     }
 
     #[test]
-    fn another_version_is_named() {
-        let mut bytes = status(None).encode();
-        bytes[0] = 9;
-        let error = Frame::decode(&bytes).unwrap_err();
-        assert_eq!(error, FrameError::Version(9));
-        assert!(error.to_string().contains("version 9"), "{error}");
+    fn status_of_any_version_says_what_its_sender_reads() {
+        let reads = ProtocolVersions { lowest: 8, highest: 9 };
+        let mut bytes = Status { reads, ..status(None) }.encode(9);
+        bytes.truncate(7);
+        bytes.extend_from_slice(b"another layout");
+        assert_eq!(read(&bytes), Err(FrameError::Version { version: 9, sender_reads: Some(reads) }));
+        assert!(Frame::is_status(&bytes));
+        assert!(!Frame::is_status(&bytes[..6]));
+        let mut bytes = Vec::new();
+        item().encode(9, &mut bytes);
+        assert_eq!(read(&bytes), Err(FrameError::Version { version: 9, sender_reads: None }));
+        assert!(!Frame::is_status(&bytes));
+    }
+
+    #[test]
+    fn highest_common_version_is_chosen() {
+        let versions = |lowest, highest| ProtocolVersions { lowest, highest };
+        let common = |a: (u16, u16), b: (u16, u16)| versions(a.0, a.1).common(versions(b.0, b.1));
+        assert_eq!(common((1, 2), (2, 3)), Some(2));
+        assert_eq!(common((2, 3), (1, 2)), Some(2));
+        assert_eq!(common((1, 4), (2, 3)), Some(3));
+        assert_eq!((common((1, 1), (2, 2)), common((3, 4), (1, 2))), (None, None));
+        assert_eq!(common((1, 9), (5, 4)), None, "a range that has none");
+        assert_eq!(
+            (versions(1, 1).to_string(), versions(1, 2).to_string()),
+            ("version 1".into(), "versions 1 to 2".into())
+        );
     }
 
     #[test]
     fn parts_in_device_memory_are_refused() {
         let mut bytes = Vec::new();
-        ItemHead { pool: Some(PoolId::CudaData), ..item() }.encode(&mut bytes);
+        ItemHead { pool: Some(PoolId::CudaData), ..item() }.encode(1, &mut bytes);
         bytes.extend_from_slice(b"abcde");
-        assert!(Frame::decode(&bytes).is_err());
+        assert!(read(&bytes).is_err());
     }
 
     #[test]
     fn numbers_that_would_overflow_are_refused() {
         for number in [u64::MAX, 1 << 62] {
             let mut bytes = Vec::new();
-            ItemHead { number, oldest: number, ..item() }.encode(&mut bytes);
+            ItemHead { number, oldest: number, ..item() }.encode(1, &mut bytes);
             bytes.extend_from_slice(b"abcde");
-            assert!(Frame::decode(&bytes).is_err());
-            assert!(Frame::decode(&Status { next: number, ..status(None) }.encode()).is_err());
-            assert!(Frame::decode(&Status { limit: number, ..status(None) }.encode()).is_err());
-            assert!(Frame::decode(&Status { delivered: number, ..status(None) }.encode()).is_err());
+            assert!(read(&bytes).is_err());
+            assert!(read(&Status { next: number, ..status(None) }.encode(1)).is_err());
+            assert!(read(&Status { limit: number, ..status(None) }.encode(1)).is_err());
+            assert!(read(&Status { delivered: number, ..status(None) }.encode(1)).is_err());
         }
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0_u8..4) {
-            let mut frame = vec![1, 0, kind];
+            let mut frame = vec![1, 0, kind, 1, 0, 1, 0];
             frame.extend_from_slice(&bytes);
-            let _ = Frame::decode(&bytes);
-            let _ = Frame::decode(&frame);
+            let _ = read(&bytes);
+            let _ = read(&frame);
         }
 
         #[test]
         fn damaged_frames_are_read_or_refused(at in 0_usize..200, to in any::<u8>()) {
-            let mut bytes = status(Some(WireShape(LinkConfig::new("bridged".parse().unwrap())))).encode();
+            let mut bytes = status(Some(WireShape(LinkConfig::new("bridged".parse().unwrap())))).encode(1);
             let at = at % bytes.len();
             bytes[at] = to;
-            if let Ok(Frame::Status(status)) = Frame::decode(&bytes) {
-                prop_assert_eq!(status.encode(), bytes);
+            if let Ok(Frame::Status(status)) = read(&bytes) {
+                prop_assert_eq!(status.encode(1), bytes);
             }
         }
     }

@@ -168,9 +168,20 @@ impl Journal {
         self.add(Word::ReceivedBytes, bytes);
     }
 
-    /// Messages of the other side can no longer come.
+    /// Messages of the other side can no longer come. They are to be reported to the receivers of the link.
     pub fn lost(&self, messages: u64) {
         self.add(Word::Lost, messages);
+        self.add(Word::Unreported, messages);
+    }
+
+    /// Lost messages that were not reported to the receivers of the link yet.
+    pub fn unreported(&self) -> u64 {
+        self.word(Word::Unreported).load(Ordering::Relaxed)
+    }
+
+    /// All that is lost was reported to the receivers. A kill before this has it reported once more, which is better than never.
+    pub fn reported(&self) {
+        self.word(Word::Unreported).store(0, Ordering::Release);
     }
 
     /// Bytes that have crossed so far, in both directions.
@@ -221,6 +232,8 @@ mod tests {
         assert_eq!(killed_between, expected);
         let (journal, past) = Journal::open(&path).unwrap();
         assert_eq!(past, Past { is_last_lost: false, ..expected }, "counted once");
+        assert_eq!(journal.unreported(), 1, "until it is reported");
+        journal.reported();
         journal.delivering(12);
         journal.not_delivered(12);
         drop(journal);

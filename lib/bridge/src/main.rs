@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser};
 use prometheus_client::registry::Registry;
 use shmesh::config::LinkName;
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
+use shmesh_bridge::frame::VERSIONS;
 use shmesh_bridge::place::place_of;
 use shmesh_bridge::session::BridgeEnd;
 use shmesh_bridge::zenoh_engine::{Certificates, NetworkPlace, ZenohEngine};
@@ -144,6 +145,7 @@ fn run(args: &Args) -> Result<()> {
         node,
         peer_timeout: Duration::from_secs(args.peer_timeout),
         cluster,
+        versions: VERSIONS,
     };
     let metrics = Metrics::default();
     let engine = ZenohEngine::open(&place, &metrics.certificates_refused)?;

@@ -23,7 +23,7 @@ use shmesh_sys::file;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::{Outlet, SentFrame};
-use crate::frame::{Frame, ItemHead, ItemKind, Status, WireShape, is_item};
+use crate::frame::{Frame, FrameError, ItemHead, ItemKind, ProtocolVersions, Status, WireShape, is_item};
 use crate::journal::Journal;
 use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
 
@@ -41,8 +41,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 /// How long a full ring holds up a post that is behind its messages.
 const POST_AFTER: Duration = Duration::from_millis(20);
-/// After how many times the limit of silence the session of a far node ends.
+/// After how many times the limit of silence the session of a far node ends: with nothing for it, and with messages that it has not got.
 const FORGOTTEN_AFTER: u32 = 60;
+const GIVEN_UP_AFTER: u32 = 720;
 /// How long a session does not take messages after it failed to.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Over which time the rate is measured that people are shown.
@@ -192,6 +193,8 @@ pub struct SessionSettings {
     pub peer_timeout: Duration,
     /// The mode of a replica's files.
     pub file_mode: u32,
+    /// The versions of the protocol that it reads.
+    pub versions: ProtocolVersions,
 }
 
 impl SessionSettings {
@@ -358,6 +361,8 @@ impl SessionState {
         if past.is_last_lost {
             counts.lost.inc();
         }
+        let mut sender = Sender::new(stream, past.taken);
+        sender.set_version(settings.versions.lowest);
         let now = Instant::now();
         let rated = (now, journal.bytes());
         Ok(Self {
@@ -367,7 +372,7 @@ impl SessionState {
             counts,
             journal,
             instance: random()?,
-            sender: Sender::new(stream, past.taken),
+            sender,
             receiver: Receiver::new(past.received_stream, past.delivered, 1),
             attached: None,
             other: None,
@@ -415,7 +420,8 @@ impl SessionState {
             }
         }
         if self.is_forgotten() {
-            info!(link = %self.settings.link, node = self.settings.node, "the node was silent for long: its session ends");
+            let kept = self.sender.next() - self.sender.oldest();
+            info!(link = %self.settings.link, node = self.settings.node, kept, "the node was silent for long: its session ends");
             return None;
         }
         self.attach_or_detach();
@@ -446,14 +452,15 @@ impl SessionState {
         is_all_done && !self.must_tell && self.is_tell_due && !self.is_window_used()
     }
 
-    /// Whether a far node has gone for good, as far as this can be seen.
+    /// Whether a far node has gone for good, as far as this can be seen. If it comes back, it counts the messages that were kept for it as
+    /// lost: their numbers are in the journal.
     fn is_forgotten(&self) -> bool {
-        let silence = self.other.as_ref().map(|other| other.heard.elapsed());
+        let heard = self.other.as_ref().map_or(self.started, |other| other.heard);
+        let is_empty = self.sender.is_drained() && self.receiver.front().is_none();
+        let patience = if is_empty { FORGOTTEN_AFTER } else { GIVEN_UP_AFTER };
         self.settings.end == BridgeEnd::Home
             && self.attached.is_none()
-            && self.sender.is_drained()
-            && self.receiver.front().is_none()
-            && silence.is_some_and(|silence| silence > self.settings.peer_timeout * FORGOTTEN_AFTER)
+            && heard.elapsed() > self.settings.peer_timeout * patience
     }
 
     fn is_connected(&self) -> bool {
@@ -461,14 +468,40 @@ impl SessionState {
     }
 
     fn hear(&mut self, frame: Vec<u8>) {
-        match Frame::decode(&frame) {
-            Ok(Frame::Status(status)) => self.hear_status(*status),
+        match Frame::decode(&frame, self.settings.versions) {
+            Ok(Frame::Status(status)) => {
+                if self.agree_on_version(status.reads) {
+                    self.hear_status(*status);
+                }
+            }
             Ok(Frame::Item(head, _)) => self.hear_item(head, frame),
+            Err(FrameError::Version { sender_reads: Some(reads), .. }) => {
+                // It does not know yet which versions this side reads.
+                self.must_tell |= self.agree_on_version(reads);
+            }
+            // On its way since the other side was of another version. It is sent again.
+            Err(FrameError::Version { sender_reads: None, .. }) => {
+                self.counts.refused.inc();
+            }
             Err(error) => {
                 self.counts.refused.inc();
                 self.complain(format!("a frame was refused: {error}"));
             }
         }
+    }
+
+    /// Writes in the highest version that both sides read. Returns whether there is one.
+    fn agree_on_version(&mut self, others: ProtocolVersions) -> bool {
+        let own = self.settings.versions;
+        let Some(version) = own.common(others) else {
+            self.counts.refused.inc();
+            self.complain(format!(
+                "the other bridge has {others} of the protocol, and this one {own}: upgrade the older one, one release at a time"
+            ));
+            return false;
+        };
+        self.sender.set_version(version);
+        true
     }
 
     fn hear_status(&mut self, status: Status) {
@@ -642,6 +675,11 @@ impl SessionState {
             return;
         }
         let view = View::open(&self.settings.dir, &self.settings.link);
+        if let Err(error) = &view
+            && !matches!(error.kind(), ErrorKind::NotFound { .. })
+        {
+            self.complain(format!("cannot read the link: {error}"));
+        }
         let seats = view.as_ref().map(View::seats).unwrap_or_default();
         let is_peer = |seat: &&shmesh::inspect::SeatView| {
             seat.participant.word.side() == opposite && seat.liveness != Liveness::Dead
@@ -738,11 +776,21 @@ impl SessionState {
         }))
     }
 
+    /// Reports to the receivers of the link what is lost, before they get the next message.
+    fn report_lost(&self) {
+        let lost = self.journal.unreported();
+        if let Some(attached) = self.attached.as_ref().filter(|_| lost > 0) {
+            attached.link.report_lost(lost);
+            self.journal.reported();
+        }
+    }
+
     /// Passes what was received to the link.
     fn deliver(&mut self) -> Result<(), Error> {
         let blocked = self.blocked.take();
         let mut delivered = 0_u64;
         let mut complaint = None;
+        self.report_lost();
         while let (Some(attached), Some(received)) = (&self.attached, self.receiver.front()) {
             let number = received.head.number;
             if received.is_done {
@@ -768,6 +816,7 @@ impl SessionState {
                     self.counts.lost.inc();
                     self.journal.lost(1);
                     self.journal.delivering(number);
+                    self.report_lost();
                 }
             }
             self.journal.done(number);
@@ -946,6 +995,7 @@ impl SessionState {
 
     fn status(&self, again: bool) -> Status {
         Status {
+            reads: self.settings.versions,
             instance: self.instance,
             to: self.other_instance(),
             stream: self.sender.stream(),
@@ -1009,7 +1059,7 @@ impl SessionState {
         let asks = std::mem::take(&mut self.asks);
         let status = self.status(asks);
         self.must_tell = false;
-        put(&*self.outlet, &self.settings.node, &Arc::new(status.encode()));
+        put(&*self.outlet, &self.settings.node, &Arc::new(status.encode(self.sender.version())));
         self.told = Some((Instant::now(), status));
         let (at, bytes) = self.rated;
         let elapsed = at.elapsed();

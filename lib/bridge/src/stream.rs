@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::SentFrame;
-use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, set_receiver};
+use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, VERSIONS, set_receiver};
 
 /// Bytes that one direction keeps at most, unless a single message is larger.
 pub const MAX_BYTES: usize = 32 << 20;
@@ -21,6 +21,8 @@ const SPARE_BYTES: usize = 2 << 20;
 /// The sending half of a direction.
 #[derive(Debug)]
 pub struct Sender {
+    /// The version of the protocol that the other side gets.
+    version: u16,
     stream: u64,
     /// The number of the next message.
     next: u64,
@@ -42,7 +44,19 @@ impl Sender {
     pub fn new(stream: u64, taken: u64) -> Self {
         let next = taken + 1;
         let (kept, spare) = (VecDeque::new(), Vec::new());
-        Self { stream, next, limit: 0, kept, kept_bytes: 0, oldest: next, spare, spare_bytes: 0 }
+        let version = VERSIONS.lowest;
+        Self { version, stream, next, limit: 0, kept, kept_bytes: 0, oldest: next, spare, spare_bytes: 0 }
+    }
+
+    /// The version of the protocol in which it writes.
+    #[must_use]
+    pub fn version(&self) -> u16 {
+        self.version
+    }
+
+    /// Writes in another version from now on, also what it sends again.
+    pub fn set_version(&mut self, version: u16) {
+        self.version = version;
     }
 
     /// The number of the stream.
@@ -85,7 +99,7 @@ impl Sender {
         // The engine has done with it, or it would be no spare one.
         let buffer = Arc::make_mut(&mut frame);
         buffer.clear();
-        head.encode(buffer);
+        head.encode(self.version, buffer);
         parts(buffer);
         self.kept_bytes += frame.len();
         self.kept.push_back(frame);
@@ -118,10 +132,10 @@ impl Sender {
 
     /// The frames after the number `received`, to be sent again, to the process `to`.
     pub fn again(&mut self, to: u64, received: u64) -> impl Iterator<Item = &SentFrame> {
-        let (oldest, limit) = (self.oldest, self.limit);
+        let (version, oldest, limit) = (self.version, self.oldest, self.limit);
         let numbered = self.kept.iter_mut().zip(oldest..limit);
         numbered.filter(move |(_, number)| *number > received).map(move |(frame, _)| {
-            set_receiver(Arc::<Vec<u8>>::make_mut(frame), to, oldest);
+            set_receiver(Arc::<Vec<u8>>::make_mut(frame), version, to, oldest);
             &*frame
         })
     }
@@ -352,7 +366,7 @@ mod tests {
             }
             let at = at % self.way.len();
             let frame = if stays { self.way[at].clone() } else { self.way.remove(at) };
-            let Ok(Frame::Item(head, _)) = Frame::decode(&frame) else { panic!("it is damaged") };
+            let Ok(Frame::Item(head, _)) = Frame::decode(&frame, VERSIONS) else { panic!("it is damaged") };
             if let Arrival::Next { lost } = self.receiver.accept(head, frame) {
                 self.lost += lost;
             }

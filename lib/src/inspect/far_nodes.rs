@@ -13,9 +13,9 @@ use crate::config::LinkName;
 pub(super) const PREFIX: &str = ".shmesh-bridge-";
 
 /// The first word of a file: its format.
-pub const FAR_NODE_MAGIC: u64 = u64::from_le_bytes(*b"SHMBRDG3");
+pub const FAR_NODE_MAGIC: u64 = u64::from_le_bytes(*b"SHMBRDG4");
 /// Words of 8 bytes in a file.
-pub const FAR_NODE_WORDS: usize = 18;
+pub const FAR_NODE_WORDS: usize = 19;
 
 /// The words of a file, by their place.
 ///
@@ -40,6 +40,8 @@ pub enum FarNodeWord {
     Epoch,
     /// The position in the broadcast ring less the number in the stream.
     Base,
+    /// Lost messages of the other side that were not reported to the link's receivers yet.
+    Unreported,
     /// When the bridge wrote last, in milliseconds since boot.
     WrittenMs,
     /// For how long the other side may be silent, in milliseconds.

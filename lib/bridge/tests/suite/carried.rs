@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use shmesh::config::{LinkConfig, LinkName, PoolConfig, PoolId, RingMode, SlowReaders};
-use shmesh::inspect::far_nodes;
+use shmesh::inspect::{Filter, LostCounts, Tap, View, far_nodes};
 use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
-use shmesh_bridge::engine::{Fate, MemoryEngine};
+use shmesh_bridge::engine::{Engine, Fate, MemoryEngine, Outlet};
+use shmesh_bridge::frame::{Frame, ItemHead, ItemKind, ProtocolVersions, Status, VERSIONS};
 use shmesh_bridge::place::place_of;
 use shmesh_bridge::session::BridgeEnd;
 use shmesh_testing::until;
@@ -56,14 +57,12 @@ impl Machines {
     }
 
     fn bridge(&self, end: BridgeEnd, dir: &Path, node: &str) -> Bridge {
-        let config = BridgeConfig {
-            end,
-            dir: dir.to_path_buf(),
-            links: vec!["fronthaul".parse().unwrap()],
-            node: node.to_owned(),
-            peer_timeout: PEER_TIMEOUT,
-            cluster: None,
-        };
+        Bridge::start(&config_of(end, dir, node), &self.engine, &self.metrics).unwrap()
+    }
+
+    /// The bridge of another release.
+    fn bridge_of(&self, versions: ProtocolVersions, end: BridgeEnd, dir: &Path, node: &str) -> Bridge {
+        let config = BridgeConfig { versions, ..config_of(end, dir, node) };
         Bridge::start(&config, &self.engine, &self.metrics).unwrap()
     }
 
@@ -72,14 +71,8 @@ impl Machines {
         let link: LinkName = "fronthaul".parse().unwrap();
         let place = place_of("worker-1", dir).unwrap();
         let near = if is_near { vec![link.clone()] } else { Vec::new() };
-        let config = BridgeConfig {
-            end,
-            dir: dir.to_path_buf(),
-            links: vec![link],
-            node: place.clone(),
-            peer_timeout: PEER_TIMEOUT,
-            cluster: Some(ClusterPlace { place, near }),
-        };
+        let cluster = Some(ClusterPlace { place: place.clone(), near });
+        let config = BridgeConfig { cluster, ..config_of(end, dir, &place) };
         Bridge::start(&config, &self.engine, &self.metrics).unwrap()
     }
 
@@ -121,6 +114,18 @@ impl Machines {
     fn attach(&self) -> Link {
         let options = LinkOptions::new().dir(self.far.path()).timeout(PATIENCE);
         options.attach("fronthaul", Side::Secondary).unwrap()
+    }
+}
+
+fn config_of(end: BridgeEnd, dir: &Path, node: &str) -> BridgeConfig {
+    BridgeConfig {
+        end,
+        dir: dir.to_path_buf(),
+        links: vec!["fronthaul".parse().unwrap()],
+        node: node.to_owned(),
+        peer_timeout: PEER_TIMEOUT,
+        cluster: None,
+        versions: VERSIONS,
     }
 }
 
@@ -432,14 +437,7 @@ fn links_that_cannot_be_carried_make_no_replica() {
 fn bad_names_of_nodes_are_refused() {
     let machines = Machines::new(0);
     for node in ["", ".hidden", "a/b", "a*", &"a".repeat(64)] {
-        let config = BridgeConfig {
-            end: BridgeEnd::Far,
-            dir: machines.far.path().to_path_buf(),
-            links: vec!["fronthaul".parse().unwrap()],
-            node: node.to_owned(),
-            peer_timeout: PEER_TIMEOUT,
-            cluster: None,
-        };
+        let config = config_of(BridgeEnd::Far, machines.far.path(), node);
         let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
         assert!(error.to_string().contains(&format!("{node:?}")), "{error}");
     }
@@ -494,7 +492,8 @@ fn broadcast_counts_what_it_missed_and_doubles_nothing() {
     assert!(writer.wait_for_readers(1, Some(PATIENCE)).unwrap());
     (27..30).for_each(|number| send(&writer, number));
     (24..30).for_each(|number| receive(&reader, number));
-    assert_eq!(machines.lost(), 4);
+    assert_eq!((machines.lost(), reader.lost()), (4, 4));
+    assert!(std::iter::from_fn(|| reader.next_event()).any(|event| event == PeerEvent::Lost(4)));
     home.stop();
     far.stop();
 }
@@ -503,14 +502,7 @@ fn broadcast_counts_what_it_missed_and_doubles_nothing() {
 fn second_bridge_of_a_node_is_refused() {
     let machines = Machines::new(0);
     let bridges = machines.bridges();
-    let config = BridgeConfig {
-        end: BridgeEnd::Far,
-        dir: machines.far.path().to_path_buf(),
-        links: vec!["fronthaul".parse().unwrap()],
-        node: "edge".to_owned(),
-        peer_timeout: PEER_TIMEOUT,
-        cluster: None,
-    };
+    let config = config_of(BridgeEnd::Far, machines.far.path(), "edge");
     let error = Bridge::start(&config, &machines.engine, &Metrics::default()).unwrap_err();
     assert!(format!("{error:#}").contains("another bridge"), "{error:#}");
     bridges.into_iter().for_each(Bridge::stop);
@@ -542,7 +534,7 @@ fn link_made_anew_with_another_shape_gets_a_new_replica() {
     let phy = machines.create(&first);
     let bridges = machines.bridges();
     let replica = || {
-        let view = shmesh::inspect::View::open(machines.far.path(), &"fronthaul".parse().unwrap());
+        let view = View::open(machines.far.path(), &"fronthaul".parse().unwrap());
         view.map(|view| view.ring_len()).ok()
     };
     until("a replica", || replica() == Some(64));
@@ -612,4 +604,210 @@ fn no_replica_is_made_before_the_home_bridge_is_known() {
     receive(&mac, 1);
     connects.stop();
     listens.stop();
+}
+
+const OLD: ProtocolVersions = ProtocolVersions { lowest: 1, highest: 2 };
+const NEW: ProtocolVersions = ProtocolVersions { lowest: 2, highest: 3 };
+
+#[test]
+fn bridges_of_releases_next_to_each_other_work_together() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let home = |versions| machines.bridge_of(versions, BridgeEnd::Home, machines.home.path(), "");
+    let far = |versions| machines.bridge_of(versions, BridgeEnd::Far, machines.far.path(), "edge");
+    let mut bridges = (home(OLD), far(OLD));
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    let mut number = 0;
+    let mut cross = || {
+        for _ in 0..60 {
+            send(&phy, number);
+            receive(&mac, number);
+            send(&mac, number);
+            receive(&phy, number);
+            number += 1;
+        }
+    };
+    cross();
+    // Upgraded in turn, and the home end taken back: what is in flight is sent again in the other version.
+    bridges.1.stop();
+    bridges.1 = far(NEW);
+    cross();
+    bridges.0.stop();
+    bridges.0 = home(NEW);
+    cross();
+    bridges.0.stop();
+    bridges.0 = home(OLD);
+    cross();
+    assert_eq!((machines.lost(), phy.lost(), mac.lost()), (0, 0, 0));
+    bridges.0.stop();
+    bridges.1.stop();
+}
+
+/// A far node that speaks the protocol by hand.
+struct FarNode {
+    frames: std::sync::mpsc::Receiver<Vec<u8>>,
+    outlet: Box<dyn Outlet>,
+}
+
+impl FarNode {
+    fn new(machines: &Machines) -> Self {
+        let (sender, frames) = std::sync::mpsc::channel();
+        let on_frame = Arc::new(move |_: &str, frame| drop(sender.send(frame)));
+        Self { frames, outlet: machines.engine.open_far("fronthaul", "edge", on_frame).unwrap() }
+    }
+
+    fn put(&self, frame: Vec<u8>) {
+        self.outlet.put("edge", &Arc::new(frame)).unwrap();
+    }
+
+    /// The next status of the home bridge that fulfils `is_wanted`.
+    fn status(&self, is_wanted: impl Fn(&Status) -> bool) -> Status {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < PATIENCE, "no such status");
+            let frame = self.frames.recv_timeout(PATIENCE).unwrap();
+            match Frame::decode(&frame, VERSIONS).unwrap() {
+                Frame::Status(status) if is_wanted(&status) => return *status,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The status of a far node with one program, which has sent nothing.
+fn first_status(instance: u64, stream: u64) -> Status {
+    Status {
+        reads: VERSIONS,
+        instance,
+        to: 0,
+        stream,
+        oldest: 1,
+        next: 1,
+        known_stream: 0,
+        delivered: 0,
+        received: 0,
+        limit: 0,
+        clock_us: 1,
+        echo_us: 0,
+        echo_age_us: 0,
+        again: false,
+        peers: 1,
+        is_drained: true,
+        shape: None,
+    }
+}
+
+#[test]
+fn releases_too_far_apart_are_refused_at_both_ends() {
+    let machines = Machines::new(0);
+    let _phy = machines.create(&config(RingMode::Mpmc));
+    let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
+    let far = FarNode::new(&machines);
+    let reads = ProtocolVersions { lowest: 8, highest: 9 };
+    // Another layout, but for its first bytes.
+    let mut frame = Status { reads, ..first_status(7, 5) }.encode(8);
+    frame.truncate(7);
+    far.put(frame);
+    // So the far node can say so, too.
+    let status = far.status(|_| true);
+    assert_eq!((status.reads, status.to), (VERSIONS, 0));
+    assert_eq!(machines.metric("shmesh_bridge_frames_refused_total"), Some(1));
+    assert_eq!(machines.metric("shmesh_bridge_connected"), Some(0));
+    home.stop();
+}
+
+#[test]
+fn frames_against_the_rules_are_not_delivered() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
+    let far = FarNode::new(&machines);
+    far.put(first_status(7, 5).encode(1));
+    let home_status = far.status(|status| status.to == 7);
+    wait_for_peer(&phy);
+    let message = |stream, number, msg_id| {
+        let head = ItemHead {
+            stream,
+            number,
+            oldest: 1,
+            msg_id,
+            msg_len: 3,
+            ..ItemHead::new(ItemKind::Inline, home_status.instance)
+        };
+        let mut frame = Vec::new();
+        head.encode(1, &mut frame);
+        frame.extend_from_slice(b"abc");
+        frame
+    };
+    // Of another stream, and for another process: of an earlier life of either end.
+    far.put(message(4, 1, -1));
+    let mut of_another = message(5, 1, -2);
+    of_another[19..27].copy_from_slice(&99_u64.to_le_bytes());
+    far.put(of_another);
+    // Beyond the limit, which says how many may wait here.
+    far.put(message(5, home_status.limit, -3));
+    // A part without its head, a head without its part, and no frame at all.
+    far.put(b"abc".to_vec());
+    far.put(message(5, 1, -4)[..40].to_vec());
+    far.put(Vec::new());
+    // In a pool that the link does not have: dropped, and counted.
+    let head = ItemHead {
+        stream: 5,
+        number: 1,
+        oldest: 1,
+        pool: Some(PoolId::CpuLarge),
+        ..ItemHead::new(ItemKind::Pooled, home_status.instance)
+    };
+    let mut without_pool = Vec::new();
+    head.encode(1, &mut without_pool);
+    far.put(without_pool);
+    far.put(message(5, 2, 1));
+    far.put(message(5, 2, 1));
+    let status = far.status(|status| status.delivered == 2);
+    assert_eq!(status.known_stream, 5);
+    let message = phy.receive().unwrap().expect("the only good one");
+    assert_eq!((message.msg_id(), message.msg()), (1, &b"abc"[..]));
+    drop(message);
+    assert!(phy.receive().unwrap().is_none());
+    assert_eq!(phy.lost(), 1, "the one without a pool");
+    assert_eq!(machines.metric("shmesh_bridge_frames_refused_total"), Some(4));
+    // Its process was replaced, and goes on answering.
+    far.put(first_status(8, 6).encode(1));
+    far.status(|status| status.to == 8);
+    far.put(first_status(7, 5).encode(1));
+    until("the second bridge of a name is refused", || {
+        machines.metric("shmesh_bridge_frames_refused_total") == Some(5)
+    });
+    home.stop();
+}
+
+#[test]
+fn captures_at_both_ends_have_the_same_messages() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let bridges = machines.bridges();
+    let mac = machines.attach();
+    wait_for_peer(&phy);
+    let mut taps = [&machines.home, &machines.far].map(|dir| {
+        Tap::new(View::open(dir.path(), &"fronthaul".parse().unwrap()).unwrap(), Filter::default())
+    });
+    let mut captured = [Vec::new(), Vec::new()];
+    for number in 0..60 {
+        let (from, to) = if number < 30 { (&phy, &mac) } else { (&mac, &phy) };
+        send(from, number);
+        receive(to, number);
+        // Before the next message: a buffer that was released is the first to be loaned.
+        for (tap, messages) in taps.iter_mut().zip(&mut captured) {
+            tap.poll(|seen| {
+                let (ids, lengths) = ((seen.msg_id, seen.cell_id), (seen.msg_len, seen.data_len));
+                messages.push((seen.from, seen.position, seen.inline, ids, lengths, seen.data_pool));
+            });
+            // The bytes of a DATA part can be gone as soon as it is received.
+            assert_eq!(LostCounts { data: 0, ..tap.lost() }, LostCounts::default());
+        }
+    }
+    assert_eq!(captured[0].len(), 60);
+    assert_eq!(captured[0], captured[1]);
+    bridges.into_iter().for_each(Bridge::stop);
 }

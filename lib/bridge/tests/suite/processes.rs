@@ -1,7 +1,10 @@
 //! Bridges in processes of their own, with Zenoh between them.
 #![expect(clippy::disallowed_types, reason = "counts of the test itself")]
 
+use std::fs::OpenOptions;
+use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,8 +36,21 @@ impl BridgeProcess {
     }
 
     fn end(mut self) {
-        kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+        self.terminate();
         assert!(self.0.wait().unwrap().success());
+    }
+
+    fn terminate(&self) {
+        kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+    }
+}
+
+impl BridgeProcess {
+    /// Waits until it ends, and returns its log.
+    fn output(mut self) -> String {
+        let mut text = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        text
     }
 }
 
@@ -144,7 +160,7 @@ fn killed(victims: Victims, kills: u32) {
     let (is_over, count) = (AtomicBool::new(false), AtomicU64::new(0));
     // Messages that a kill counts as lost though they come later, or that it loses uncounted, at most.
     let mut slack = 0;
-    let (sent, received) = std::thread::scope(|scope| {
+    let (sent, received, known) = std::thread::scope(|scope| {
         let (is_over, count) = (&is_over, &count);
         let receiver = scope.spawn(move || {
             let mut received = Vec::new();
@@ -154,6 +170,12 @@ fn killed(victims: Victims, kills: u32) {
                 match number(&mac) {
                     Some(number) => {
                         received.push(number);
+                        let missing = number + 1 - received.len() as u64;
+                        assert!(
+                            mac.lost() >= missing,
+                            "{} of {missing} are known before {number}",
+                            mac.lost()
+                        );
                         count.store(received.len() as u64, Ordering::Release);
                         last = Instant::now();
                     }
@@ -162,7 +184,7 @@ fn killed(victims: Victims, kills: u32) {
                     }
                 }
             }
-            received
+            (received, mac.lost())
         });
         let mut sent = 0;
         for round in 0..kills {
@@ -200,8 +222,8 @@ fn killed(victims: Victims, kills: u32) {
             view.snapshot().rings[0].queued.is_empty()
         });
         is_over.store(true, Ordering::Release);
-        let received = receiver.join().unwrap();
-        (sent, received)
+        let (received, known) = receiver.join().unwrap();
+        (sent, received, known)
     });
     drop(running);
     assert!(received.is_sorted_by(|a, b| a < b), "doubled or out of order");
@@ -213,6 +235,8 @@ fn killed(victims: Victims, kills: u32) {
     );
     // One more for each process: a message that was about to be taken, or passed on, counts, and comes later or has come.
     assert!((missing..=missing + slack).contains(&counted), "{missing} missing, {counted} counted");
+    // A bridge that is killed while it reports them reports them once more.
+    assert!(known >= counted, "the program knows of {known} of {counted}");
 }
 
 #[test]
@@ -424,6 +448,28 @@ fn certificate_of_another_namespace_has_no_access() {
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A library of another layout version cannot be had here, so the version is changed in the file of a link.
+#[test]
+fn link_of_another_layout_version_is_named_in_the_log() {
+    let (home, far, address) = (dir(), dir(), address("tcp"));
+    let _phy = create(home.path());
+    let segment = OpenOptions::new().write(true).open(home.path().join("fronthaul_shm")).unwrap();
+    // Bits 48 to 63 of the first word.
+    segment.write_all_at(&99_u16.to_le_bytes(), 6).unwrap();
+    let mut command = bridge(home.path(), &["--listen", &address]);
+    let listens = BridgeProcess(command.stderr(Stdio::piped()).spawn().unwrap());
+    let connects = BridgeProcess::start(bridge(far.path(), &["--connect", &address, "--node", "edge"]));
+    until("the bridges answer each other", || {
+        let nodes = far_nodes(home.path(), &"fronthaul".parse().unwrap()).unwrap();
+        nodes.iter().any(|node| node.is_connected)
+    });
+    connects.end();
+    listens.terminate();
+    let log = listens.output();
+    assert!(log.contains("has layout version 99, but this library supports"), "{log}");
+    assert!(!far.path().join("fronthaul_shm").exists(), "a replica of a link that cannot be read");
 }
 
 #[test]
