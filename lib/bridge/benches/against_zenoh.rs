@@ -44,26 +44,26 @@ fn median(mut times: Vec<Duration>) -> f64 {
 fn zenoh() -> Result<(f64, f64)> {
     let (home, far) = engines()?;
     let (to_home, at_home) = mpsc::channel::<usize>();
-    let (to_far, at_far) = mpsc::channel::<Vec<u8>>();
+    let (to_far, at_far) = mpsc::channel::<usize>();
     let home_out = home.open_home(
         "ping",
-        Arc::new(move |_, frame| {
-            let _ = to_home.send(frame.len());
+        Arc::new(move |_, pieces| {
+            let _ = to_home.send(pieces.iter().map(|piece| piece.len()).sum());
         }),
     )?;
     let far_out = far.open_far(
         "ping",
         "edge",
-        Arc::new(move |_, frame| {
-            let _ = to_far.send(frame);
+        Arc::new(move |_, pieces| {
+            let _ = to_far.send(pieces.iter().map(|piece| piece.len()).sum());
         }),
     )?;
     let echo = std::thread::spawn(move || {
         let mut large = 0;
-        while let Ok(frame) = at_far.recv_timeout(Duration::from_secs(10)) {
-            large += usize::from(frame.len() == LARGE);
-            if frame.len() != LARGE || large == LARGE_COUNT {
-                let _ = far_out.put("edge", &Arc::new(frame[..64].to_vec()));
+        while let Ok(len) = at_far.recv_timeout(Duration::from_secs(10)) {
+            large += usize::from(len == LARGE);
+            if len != LARGE || large == LARGE_COUNT {
+                let _ = far_out.put("edge", &Arc::new(vec![0; 64]));
             }
             if large == LARGE_COUNT {
                 break;

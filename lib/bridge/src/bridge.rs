@@ -202,9 +202,9 @@ impl Bridge {
                 keeper: Mutex::default(),
             });
             let hearer: Weak<HomeOrFar> = Arc::downgrade(&end);
-            let on_frame = Arc::new(move |node: &str, frame: Vec<u8>| {
+            let on_frame = Arc::new(move |node: &str, pieces: &[&[u8]]| {
                 if let Some(end) = hearer.upgrade() {
-                    end.hear(node, frame);
+                    end.hear(node, pieces);
                 }
             });
             let outlet = match config.end {
@@ -259,21 +259,21 @@ impl HomeOrFar {
     }
 
     /// Gives a frame to its session. At home a new far node gets one with its first status.
-    fn hear(&self, node: &str, frame: Vec<u8>) {
+    fn hear(&self, node: &str, pieces: &[&[u8]]) {
         let mut sessions = self.sessions();
         // One ends when its node is silent for long.
         sessions.retain(|_, running| !running.thread.is_finished());
         if let Some(running) = sessions.get(node) {
             let session = Arc::clone(&running.session);
             drop(sessions);
-            return session.push(frame);
+            return session.push(pieces);
         }
         if self.places.is_some() {
             // Its keeper begins it.
             return;
         }
         let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
-        let is_new = is_known && Frame::is_status(&frame);
+        let is_new = is_known && Frame::is_status(&pieces.concat());
         let count = sessions.len();
         if !is_new || self.stop.load(Ordering::Acquire) {
             return;
@@ -283,7 +283,7 @@ impl HomeOrFar {
             return;
         }
         match check_node(node).and_then(|()| self.begin(&mut sessions, node)) {
-            Ok(session) => session.push(frame),
+            Ok(session) => session.push(pieces),
             Err(error) => error!(node, "cannot begin with this node: {error:#}"),
         }
     }

@@ -207,6 +207,12 @@ impl ItemHead {
         }
     }
 
+    /// Bytes of the parts.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.msg_len) + u64::from(self.data_len)
+    }
+
     /// Writes the head into an empty buffer.
     pub fn encode(&self, version: u16, to: &mut Vec<u8>) {
         to.extend_from_slice(&version.to_le_bytes());
@@ -226,7 +232,8 @@ impl ItemHead {
         to.extend_from_slice(&self.data_len.to_le_bytes());
     }
 
-    fn decode(reader: &mut FrameReader<'_>) -> Result<Self, FrameError> {
+    /// Reads and checks the head of a message. `parts` are the bytes behind it.
+    fn decode(reader: &mut FrameReader<'_>, parts: impl Fn(&[u8]) -> usize) -> Result<Self, FrameError> {
         let head = Self {
             stream: reader.u64()?,
             number: reader.u64()?,
@@ -254,7 +261,7 @@ impl ItemHead {
         if head.stream == 0 || !is_number || head.oldest == 0 || head.oldest > head.number {
             return Err(FrameError::Damaged("its numbers contradict each other"));
         }
-        if reader.0.len() as u64 != u64::from(head.msg_len) + u64::from(head.data_len) {
+        if parts(reader.0) as u64 != head.bytes() {
             return Err(FrameError::Damaged("its length is not that of its parts"));
         }
         let fits = match head.kind {
@@ -266,6 +273,44 @@ impl ItemHead {
             return Err(FrameError::Damaged("its parts do not fit its kind"));
         }
         Ok(head)
+    }
+}
+
+/// The bytes of a message's parts, which may be in pieces.
+#[derive(Debug)]
+pub struct PartBytes<'a> {
+    first: &'a [u8],
+    others: &'a [&'a [u8]],
+}
+
+impl<'a> PartBytes<'a> {
+    /// The bytes behind the head in a frame that is in pieces. The first has the head.
+    #[must_use]
+    pub fn behind_head(pieces: &'a [&'a [u8]]) -> Self {
+        let first = pieces.first().and_then(|first| first.get(ITEM_HEAD_BYTES..));
+        Self { first: first.unwrap_or_default(), others: pieces.get(1..).unwrap_or_default() }
+    }
+
+    /// The next bytes without a copy, if they are in one piece.
+    pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.first.split_at_checked(len)?;
+        self.first = rest;
+        Some(taken)
+    }
+
+    /// Copies the next bytes. Those that are missing stay as they are.
+    pub fn copy_to(&mut self, mut to: &mut [u8]) {
+        loop {
+            let len = self.first.len().min(to.len());
+            let (now, later) = to.split_at_mut(len);
+            now.copy_from_slice(&self.first[..len]);
+            self.first = &self.first[len..];
+            to = later;
+            match self.others.split_first() {
+                Some((next, others)) if self.first.is_empty() => (self.first, self.others) = (next, others),
+                _ => return,
+            }
+        }
     }
 }
 
@@ -421,7 +466,7 @@ impl<'a> Frame<'a> {
         }
         match (kind, sender_reads) {
             (KIND_ITEM, _) => {
-                let head = ItemHead::decode(&mut reader)?;
+                let head = ItemHead::decode(&mut reader, <[u8]>::len)?;
                 Ok(Self::Item(head, reader.0))
             }
             (_, Some(reads)) => {
@@ -429,6 +474,17 @@ impl<'a> Frame<'a> {
             }
             _ => Err(FrameError::Damaged("there is no such kind of frame")),
         }
+    }
+
+    /// The head of a message whose frame is in pieces, if it is a good one and its head is in the first piece.
+    #[must_use]
+    pub fn item_head(pieces: &[&[u8]], versions: ProtocolVersions) -> Option<ItemHead> {
+        let (first, others) = pieces.split_first()?;
+        let mut reader = FrameReader(first);
+        let (version, kind) = (reader.u16().ok()?, reader.u8().ok()?);
+        let rest: usize = others.iter().map(|piece| piece.len()).sum();
+        let head = ItemHead::decode(&mut reader, |behind| behind.len() + rest).ok()?;
+        (kind == KIND_ITEM && versions.contains(version)).then_some(head)
     }
 
     /// Whether the frame is a status, in any version.
@@ -538,6 +594,39 @@ mod tests {
             (versions(1, 1).to_string(), versions(1, 2).to_string()),
             ("version 1".into(), "versions 1 to 2".into())
         );
+    }
+
+    #[test]
+    fn frame_in_pieces_is_read_as_a_whole_one() {
+        let mut bytes = Vec::new();
+        item().encode(1, &mut bytes);
+        bytes.extend_from_slice(b"abcde");
+        for first in 0..=bytes.len() {
+            for second in first..=bytes.len() {
+                let pieces = [&bytes[..first], &bytes[first..second], &bytes[second..]];
+                let head = Frame::item_head(&pieces, VERSIONS);
+                assert_eq!(head, (first >= ITEM_HEAD_BYTES).then(item), "{first} bytes, then {second}");
+                if head.is_some() {
+                    let (mut parts, mut msg, mut data) = (PartBytes::behind_head(&pieces), [0; 3], [0; 4]);
+                    parts.copy_to(&mut msg);
+                    parts.copy_to(&mut data);
+                    assert_eq!((&msg, &data), (b"abc", b"de\0\0"), "{first} bytes, then {second}");
+                }
+                assert_eq!(
+                    Frame::item_head(&pieces[..2], VERSIONS).is_some(),
+                    head.is_some() && second == bytes.len()
+                );
+            }
+        }
+        let pieces = [&bytes[..]];
+        let mut parts = PartBytes::behind_head(&pieces);
+        assert_eq!(
+            (parts.take(3), parts.take(3), parts.take(2)),
+            (Some(&b"abc"[..]), None, Some(&b"de"[..]))
+        );
+        assert_eq!(Frame::item_head(&[], VERSIONS), None);
+        assert_eq!(Frame::item_head(&pieces, ProtocolVersions { lowest: 2, highest: 3 }), None);
+        assert_eq!(Frame::item_head(&[&status(None).encode(1)], VERSIONS), None);
     }
 
     #[test]

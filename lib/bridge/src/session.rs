@@ -23,7 +23,9 @@ use shmesh_sys::file;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::{Outlet, SentFrame};
-use crate::frame::{Frame, FrameError, ItemHead, ItemKind, ProtocolVersions, Status, WireShape, is_item};
+use crate::frame::{
+    Frame, FrameError, ItemHead, ItemKind, PartBytes, ProtocolVersions, Status, WireShape, is_item,
+};
 use crate::journal::Journal;
 use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
 
@@ -242,12 +244,21 @@ impl PeerSession {
         Ok(Self { inbox, state: Mutex::new(Some(state)) })
     }
 
-    /// Gives it a frame. It does not wait.
-    pub fn push(&self, frame: Vec<u8>) {
-        self.inbox.add(frame);
-        // Otherwise the thread is busy, and may have looked for frames already.
-        let is_done =
-            self.state.try_lock().is_ok_and(|mut state| state.as_mut().is_none_or(SessionState::pass_on));
+    /// Gives it a frame, in pieces. It does not wait.
+    pub fn push(&self, pieces: &[&[u8]]) {
+        let is_done = match self.state.try_lock() {
+            Ok(mut state) => state.as_mut().is_none_or(|state| {
+                if !state.pass_on_at_once(pieces) {
+                    self.inbox.add(pieces.concat());
+                }
+                state.pass_on()
+            }),
+            // The thread is busy, and may have looked for frames already.
+            Err(_) => {
+                self.inbox.add(pieces.concat());
+                false
+            }
+        };
         if !is_done {
             self.inbox.wake();
         }
@@ -437,6 +448,35 @@ impl SessionState {
         Some(self.plan_wait())
     }
 
+    /// In the engine's thread: copies the message of a frame straight into a loan of the link, if nothing is before it. Returns whether it
+    /// did; otherwise the frame is still to be received.
+    fn pass_on_at_once(&mut self, pieces: &[&[u8]]) -> bool {
+        if self.failure.is_some() || !self.inbox.is_empty() {
+            return false;
+        }
+        let Some(head) = Frame::item_head(pieces, self.settings.versions) else { return false };
+        if self.attached.is_none() || !self.receiver.is_next(&head) || !self.is_from_other(&head) {
+            return false;
+        }
+        self.report_lost();
+        let Some(attached) = &self.attached else { return false };
+        // What goes wrong is dealt with when the frame is received.
+        let parts = PartBytes::behind_head(pieces);
+        if send(&attached.link, &self.journal, &head, parts).is_err() {
+            return false;
+        }
+        self.counts.received.inc();
+        self.journal.received(head.bytes());
+        self.journal.done(head.number);
+        self.receiver.pass();
+        if attached.has_notification
+            && let Err(error) = attached.link.notify()
+        {
+            self.failure = Some(error);
+        }
+        true
+    }
+
     /// In the engine's thread: passes received messages to the link. Returns whether there is nothing more to do.
     fn pass_on(&mut self) -> bool {
         if self.attached.is_none() {
@@ -552,13 +592,17 @@ impl SessionState {
         }
     }
 
-    fn hear_item(&mut self, head: ItemHead, frame: Vec<u8>) {
-        // Only of the process that was heard last: another may answer to the same name.
+    /// Whether a message is of the process that was heard last, and for this one: another may answer to the same name.
+    fn is_from_other(&mut self, head: &ItemHead) -> bool {
         let is_mine = |other: &&mut Other| other.status.stream == head.stream && head.to == self.instance;
-        let Some(other) = self.other.as_mut().filter(is_mine) else {
+        let other = self.other.as_mut().filter(is_mine);
+        other.map(|other| other.heard = Instant::now()).is_some()
+    }
+
+    fn hear_item(&mut self, head: ItemHead, frame: Vec<u8>) {
+        if !self.is_from_other(&head) {
             return;
-        };
-        other.heard = Instant::now();
+        }
         match self.receiver.accept(head, frame) {
             Arrival::Next { lost } => self.count_lost(lost),
             // The sender did not get the last status.
@@ -798,11 +842,11 @@ impl SessionState {
                 self.receiver.pop();
                 continue;
             }
-            match send(&attached.link, &self.journal, number, received.head, received.msg(), received.data())
-            {
+            let pieces = [received.frame()];
+            match send(&attached.link, &self.journal, &received.head, PartBytes::behind_head(&pieces)) {
                 Ok(()) => {
                     self.counts.received.inc();
-                    self.journal.received(received.bytes());
+                    self.journal.received(received.head.bytes());
                     delivered += 1;
                 }
                 Err(error) if lacks_room(&error) => {
@@ -919,7 +963,7 @@ impl SessionState {
                     put(&*self.outlet, &self.settings.node, frame);
                     self.taken += 1;
                     self.counts.sent.inc();
-                    self.journal.sent(u64::from(head.msg_len) + u64::from(head.data_len));
+                    self.journal.sent(head.bytes());
                 }
                 Ok(None) => {
                     self.journal.taking(self.sender.next() - 1);
@@ -1144,21 +1188,24 @@ fn lacks_room(error: &Error) -> bool {
 }
 
 /// Sends a message on the link, and writes down when it is sent.
-fn send(
-    link: &Link,
-    journal: &Journal,
-    number: u64,
-    head: ItemHead,
-    msg: &[u8],
-    data: &[u8],
-) -> Result<(), Error> {
+fn send(link: &Link, journal: &Journal, head: &ItemHead, mut parts: PartBytes<'_>) -> Result<(), Error> {
+    let (msg_len, data_len) = (head.msg_len as usize, head.data_len as usize);
     let sent = match head.kind {
         ItemKind::Post => {
-            journal.delivering(number);
+            journal.delivering(head.number);
             link.post()
         }
         ItemKind::Inline => {
-            journal.delivering(number);
+            let mut whole = Vec::new();
+            let msg = match parts.take(msg_len) {
+                Some(msg) => msg,
+                None => {
+                    whole.resize(msg_len, 0);
+                    parts.copy_to(&mut whole);
+                    &whole
+                }
+            };
+            journal.delivering(head.number);
             link.send_inline(head.msg_id, head.cell_id, msg)
         }
         ItemKind::Pooled => {
@@ -1166,17 +1213,17 @@ fn send(
                 None => link.loan()?,
                 Some(pool) => link.loan_with(pool)?,
             };
-            loan.resize_msg(msg.len())?.copy_from_slice(msg);
+            parts.copy_to(loan.resize_msg(msg_len)?);
             if head.pool.is_some() {
-                loan.resize_data(data.len())?.copy_from_slice(data);
+                parts.copy_to(loan.resize_data(data_len)?);
             }
             let loan = loan.with_msg_id(head.msg_id).with_cell_id(head.cell_id);
-            journal.delivering(number);
+            journal.delivering(head.number);
             loan.send().map_err(Error::from)
         }
     };
     if sent.is_err() {
-        journal.not_delivered(number);
+        journal.not_delivered(head.number);
     }
     sent
 }

@@ -158,22 +158,10 @@ pub struct ReceivedItem {
 }
 
 impl ReceivedItem {
-    /// Bytes of the parts.
+    /// The bytes of the whole frame.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
-        u64::from(self.head.msg_len) + u64::from(self.head.data_len)
-    }
-
-    /// The bytes of the MSG part.
-    #[must_use]
-    pub fn msg(&self) -> &[u8] {
-        &self.frame[ITEM_HEAD_BYTES..][..self.head.msg_len as usize]
-    }
-
-    /// The bytes of the DATA part.
-    #[must_use]
-    pub fn data(&self) -> &[u8] {
-        &self.frame[ITEM_HEAD_BYTES + self.head.msg_len as usize..]
+    pub fn frame(&self) -> &[u8] {
+        &self.frame
     }
 }
 
@@ -280,6 +268,18 @@ impl Receiver {
         Arrival::Next { lost }
     }
 
+    /// Whether this message is the next to be delivered, with nothing that waits before it.
+    #[must_use]
+    pub fn is_next(&self, head: &ItemHead) -> bool {
+        head.stream == self.stream && head.number == self.delivered + 1 && self.waiting.is_empty()
+    }
+
+    /// The [next](Self::is_next) message was delivered without waiting here.
+    pub fn pass(&mut self) {
+        debug_assert!(self.waiting.is_empty());
+        self.delivered += 1;
+    }
+
     /// Numbers below `oldest` will never come. Returns how many are lost.
     pub fn give_up_before(&mut self, stream: u64, oldest: u64) -> u64 {
         if stream != self.stream || !self.waiting.is_empty() {
@@ -374,7 +374,7 @@ mod tests {
 
         fn deliver(&mut self) {
             if let Some(received) = self.receiver.front() {
-                self.out.push(u64::from_le_bytes(received.msg().try_into().unwrap()));
+                self.out.push(u64::from_le_bytes(received.frame()[ITEM_HEAD_BYTES..].try_into().unwrap()));
                 self.receiver.pop();
             }
         }

@@ -111,7 +111,18 @@ impl ZenohEngine {
             .declare_subscriber(&key)
             .callback(move |sample| {
                 let node = sample.key_expr().as_str().rsplit('/').next().unwrap_or_default();
-                on_frame(node, sample.payload().to_bytes().into_owned());
+                let payload = sample.payload();
+                let (mut pieces, mut count) = ([&[][..]; PIECES], 0);
+                for piece in payload.slices() {
+                    if let Some(place) = pieces.get_mut(count) {
+                        *place = piece;
+                    }
+                    count += 1;
+                }
+                match pieces.get(..count) {
+                    Some(pieces) => on_frame(node, pieces),
+                    None => on_frame(node, &[&payload.to_bytes()]),
+                }
             })
             .wait()
             .map_err(|error| anyhow!("cannot receive {key}: {error}"))?;
@@ -188,6 +199,9 @@ impl Engine for ZenohEngine {
         Ok(Box::new(watch.map_err(|error| anyhow!("cannot watch {key}: {error}"))?))
     }
 }
+
+/// A frame in more pieces than this is put together before it is received: one of half a megabyte.
+const PIECES: usize = 8;
 
 /// Frames that are not longer are copied.
 const COPIED_BYTES: usize = 4 << 10;

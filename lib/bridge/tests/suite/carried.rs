@@ -653,7 +653,7 @@ struct FarNode {
 impl FarNode {
     fn new(machines: &Machines) -> Self {
         let (sender, frames) = std::sync::mpsc::channel();
-        let on_frame = Arc::new(move |_: &str, frame| drop(sender.send(frame)));
+        let on_frame = Arc::new(move |_: &str, pieces: &[&[u8]]| drop(sender.send(pieces.concat())));
         Self { frames, outlet: machines.engine.open_far("fronthaul", "edge", on_frame).unwrap() }
     }
 

@@ -7,7 +7,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use shmesh_bridge::frame::{Frame, FrameError, ItemHead, ItemKind, ProtocolVersions, Status};
+use shmesh_bridge::frame::{
+    Frame, FrameError, ITEM_HEAD_BYTES, ItemHead, ItemKind, ProtocolVersions, Status,
+};
 use shmesh_bridge::stream::{Arrival, Receiver, Sender};
 
 use crate::processes::scattered;
@@ -290,7 +292,7 @@ impl World {
                     Arrival::Beyond => panic!("a sender ignores the limit"),
                 }
                 while let Some(received) = state.receiver.front() {
-                    let message = u64::from_le_bytes(received.msg().try_into().unwrap());
+                    let message = u64::from_le_bytes(received.frame()[ITEM_HEAD_BYTES..].try_into().unwrap());
                     assert!(message > state.last, "message {message} comes after {}", state.last);
                     (state.last, state.arrived) = (message, state.arrived + 1);
                     state.receiver.pop();
