@@ -183,8 +183,8 @@ impl Bridge {
                 link: link.clone(),
                 node: config.node.clone(),
                 peer_timeout: config.peer_timeout,
-                // In a pod the programs may be other users, of the group of the directory.
                 versions: config.versions,
+                // In a pod the programs may be other users, of the group of the directory.
                 file_mode: if config.cluster.is_some() { 0o660 } else { 0o600 },
             };
             let end = Arc::new(HomeOrFar {
@@ -273,7 +273,7 @@ impl HomeOrFar {
             return;
         }
         let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
-        let is_new = is_known && Frame::is_status(&pieces.concat());
+        let is_new = is_known && Frame::is_status(pieces);
         let count = sessions.len();
         if !is_new || self.stop.load(Ordering::Acquire) {
             return;

@@ -51,6 +51,9 @@ impl fmt::Display for ProtocolVersions {
 /// Numbers of messages are below this, so that sums of them do not overflow. No stream comes near it.
 const NUMBER_END: u64 = 1 << 62;
 
+/// A status is never longer, in any version.
+const STATUS_BYTES_MAX: usize = 4096;
+
 /// Bytes of a message's head.
 pub const ITEM_HEAD_BYTES: usize = 2 + 1 + 8 + 8 + 8 + 8 + 1 + 4 + 4 + 1 + 4 + 4;
 const KIND_ITEM: u8 = 1;
@@ -489,8 +492,13 @@ impl<'a> Frame<'a> {
 
     /// Whether the frame is a status, in any version.
     #[must_use]
-    pub fn is_status(bytes: &[u8]) -> bool {
-        let decoded = Frame::decode(bytes, VERSIONS);
+    pub fn is_status(pieces: &[&[u8]]) -> bool {
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        if len > STATUS_BYTES_MAX {
+            return false;
+        }
+        let bytes = pieces.concat();
+        let decoded = Frame::decode(&bytes, VERSIONS);
         matches!(decoded, Ok(Frame::Status(_)) | Err(FrameError::Version { sender_reads: Some(_), .. }))
     }
 }
@@ -573,12 +581,13 @@ mod tests {
         bytes.truncate(7);
         bytes.extend_from_slice(b"another layout");
         assert_eq!(read(&bytes), Err(FrameError::Version { version: 9, sender_reads: Some(reads) }));
-        assert!(Frame::is_status(&bytes));
-        assert!(!Frame::is_status(&bytes[..6]));
+        assert!(Frame::is_status(&[&bytes[..5], &bytes[5..]]));
+        assert!(!Frame::is_status(&[&bytes, &[0; STATUS_BYTES_MAX]]));
+        assert!(!Frame::is_status(&[&bytes[..6]]));
         let mut bytes = Vec::new();
         item().encode(9, &mut bytes);
         assert_eq!(read(&bytes), Err(FrameError::Version { version: 9, sender_reads: None }));
-        assert!(!Frame::is_status(&bytes));
+        assert!(!Frame::is_status(&[&bytes]));
     }
 
     #[test]

@@ -60,8 +60,8 @@ impl Journal {
                 "another bridge of this link and node uses it; stop that one first",
             )
         })?;
-        if file.metadata()?.len() != BYTES {
-            file.set_len(0)?;
+        // Of an earlier release it may be shorter, and of a later one longer: words are only added at its end.
+        if file.metadata()?.len() < BYTES {
             file.set_len(BYTES)?;
         }
         // SAFETY: only this user may write the file, and its name is of this bridge alone, which no other process writes or truncates; the
@@ -138,6 +138,11 @@ impl Journal {
     /// The message of this number was sent on the link, or is given up.
     pub fn done(&self, number: u64) {
         self.word(Word::Done).store(number, Ordering::Release);
+    }
+
+    /// Whether the message of this number was sent on the link, or is given up.
+    pub fn is_done(&self, number: u64) -> bool {
+        self.word(Word::Done).load(Ordering::Relaxed) == number
     }
 
     /// The numbers up to this one are done with: nothing is to be sent for the last one, or it is lost.
@@ -238,6 +243,24 @@ mod tests {
         journal.not_delivered(12);
         drop(journal);
         assert_eq!(Journal::open(&path).unwrap().1.delivered, 11);
+    }
+
+    #[test]
+    fn file_of_a_release_with_fewer_or_more_words_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (journal, _) = Journal::open(&path).unwrap();
+        journal.begin_sent_stream(7);
+        journal.taking(3);
+        journal.sent(5);
+        journal.set_rate(1);
+        drop(journal);
+        for bytes in [BYTES - 8, BYTES + 64] {
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+            let (journal, past) = Journal::open(&path).unwrap();
+            assert_eq!((past.sent_stream, past.taken, journal.bytes()), (7, 3, 5), "{bytes} bytes");
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes.max(BYTES));
+        }
     }
 
     #[test]

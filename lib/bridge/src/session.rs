@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -43,8 +43,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 /// How long a full ring holds up a post that is behind its messages.
 const POST_AFTER: Duration = Duration::from_millis(20);
-/// After how many times the limit of silence the session of a far node ends: with nothing for it, and with messages that it has not got.
+/// After how many times the limit of silence the session of a far node ends, if nothing is kept for it.
 const FORGOTTEN_AFTER: u32 = 60;
+/// The same if messages are kept for it.
 const GIVEN_UP_AFTER: u32 = 720;
 /// How long a session does not take messages after it failed to.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -246,15 +247,20 @@ impl PeerSession {
 
     /// Gives it a frame, in pieces. It does not wait.
     pub fn push(&self, pieces: &[&[u8]]) {
-        let is_done = match self.state.try_lock() {
-            Ok(mut state) => state.as_mut().is_none_or(|state| {
+        let state = match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            // The thread is busy, and may have looked for frames already.
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let is_done = match state {
+            Some(mut state) => state.as_mut().is_none_or(|state| {
                 if !state.pass_on_at_once(pieces) {
                     self.inbox.add(pieces.concat());
                 }
                 state.pass_on()
             }),
-            // The thread is busy, and may have looked for frames already.
-            Err(_) => {
+            None => {
                 self.inbox.add(pieces.concat());
                 false
             }
@@ -431,8 +437,13 @@ impl SessionState {
             }
         }
         if self.is_forgotten() {
-            let kept = self.sender.next() - self.sender.oldest();
-            info!(link = %self.settings.link, node = self.settings.node, kept, "the node was silent for long: its session ends");
+            let (link, node) = (&self.settings.link, &self.settings.node);
+            match self.sender.next() - self.sender.oldest() {
+                0 => info!(%link, node, "the node has not answered for long: its session ends"),
+                kept => {
+                    warn!(%link, node, kept, "the node has not answered for long: what was kept for it is dropped")
+                }
+            }
             return None;
         }
         self.attach_or_detach();
@@ -460,21 +471,18 @@ impl SessionState {
         }
         self.report_lost();
         let Some(attached) = &self.attached else { return false };
-        // What goes wrong is dealt with when the frame is received.
         let parts = PartBytes::behind_head(pieces);
-        if send(&attached.link, &self.journal, &head, parts).is_err() {
-            return false;
+        let mut sent = send(&attached.link, &self.journal, &self.counts, &head, parts);
+        if sent.is_ok() && attached.has_notification {
+            sent = attached.link.notify();
         }
-        self.counts.received.inc();
-        self.journal.received(head.bytes());
-        self.journal.done(head.number);
-        self.receiver.pass();
-        if attached.has_notification
-            && let Err(error) = attached.link.notify()
-        {
-            self.failure = Some(error);
+        let is_done = self.journal.is_done(head.number);
+        if is_done {
+            self.receiver.pass();
+            self.failure = sent.err();
         }
-        true
+        // If not, the frame is queued, and `deliver` deals with the error.
+        is_done
     }
 
     /// In the engine's thread: passes received messages to the link. Returns whether there is nothing more to do.
@@ -509,11 +517,7 @@ impl SessionState {
 
     fn hear(&mut self, frame: Vec<u8>) {
         match Frame::decode(&frame, self.settings.versions) {
-            Ok(Frame::Status(status)) => {
-                if self.agree_on_version(status.reads) {
-                    self.hear_status(*status);
-                }
-            }
+            Ok(Frame::Status(status)) => self.hear_status(*status),
             Ok(Frame::Item(head, _)) => self.hear_item(head, frame),
             Err(FrameError::Version { sender_reads: Some(reads), .. }) => {
                 // It does not know yet which versions this side reads.
@@ -540,20 +544,24 @@ impl SessionState {
             ));
             return false;
         };
+        // It may have waited for a status that it can read.
+        self.must_tell |= version != self.sender.version();
         self.sender.set_version(version);
         true
     }
 
     fn hear_status(&mut self, status: Status) {
-        if status.to != 0 && status.to != self.instance {
-            return;
-        }
         if self.earlier_instance == Some(status.instance) && self.is_connected() {
             self.counts.refused.inc();
             self.complain(format!(
                 "two bridges answer for link {} and node {}: stop one of them, or give it another --node",
                 self.settings.link, self.settings.node
             ));
+            return;
+        }
+        // Also of one that is for an earlier process of this bridge, which may have been of another release.
+        let is_readable = self.agree_on_version(status.reads);
+        if !is_readable || (status.to != 0 && status.to != self.instance) {
             return;
         }
         let known = self.other.as_ref().map(|other| other.status.instance);
@@ -843,17 +851,19 @@ impl SessionState {
                 continue;
             }
             let pieces = [received.frame()];
-            match send(&attached.link, &self.journal, &received.head, PartBytes::behind_head(&pieces)) {
-                Ok(()) => {
-                    self.counts.received.inc();
-                    self.journal.received(received.head.bytes());
-                    delivered += 1;
-                }
+            let parts = PartBytes::behind_head(&pieces);
+            match send(&attached.link, &self.journal, &self.counts, &received.head, parts) {
+                Ok(()) => delivered += 1,
                 Err(error) if lacks_room(&error) => {
                     self.blocked = blocked.filter(|_| delivered == 0).or_else(|| Some(Instant::now()));
                     break;
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::Evicted { .. }) => return Err(error),
+                Err(error) if is_evicted(&error) => {
+                    if self.journal.is_done(number) {
+                        self.receiver.pop();
+                    }
+                    return Err(error);
+                }
                 Err(error) => {
                     // The other side's link has another shape.
                     complaint = Some(format!("a message was dropped: {error}"));
@@ -890,8 +900,16 @@ impl SessionState {
         let Some(to) = self.may_take() else { return Ok(()) };
         let Some(attached) = &self.attached else { return Ok(()) };
         let mut failure = None;
-        if attached.has_notification {
-            while self.posted > 0 || attached.link.wait_tti(Some(Duration::ZERO))? {
+        if self.received() + 1 == self.sender.next() {
+            // After a pause nothing is late yet.
+            self.received_at = Instant::now();
+        }
+        loop {
+            // Before each message: one that is noticed later than its neighbours could be behind more messages than have room, and
+            // then a program that waits for it receives none of them.
+            while attached.has_notification
+                && (self.posted > 0 || attached.link.wait_tti(Some(Duration::ZERO))?)
+            {
                 self.posted = self.posted.saturating_sub(1);
                 // What was sent before the post comes before it.
                 let after = self.taken + attached.link.queued() as u64;
@@ -900,12 +918,9 @@ impl SessionState {
                     _ => self.posts.push_back((after, 1)),
                 }
             }
-        }
-        if self.received() + 1 == self.sender.next() {
-            // After a pause nothing is late yet.
-            self.received_at = Instant::now();
-        }
-        while self.sender.has_room() {
+            if !self.sender.has_room() {
+                break;
+            }
             // What a broadcast ring has passed over is left out of the numbers, too.
             let place = attached.link.position().zip(attached.base);
             let passed_over = place.map_or(0, |(position, base)| {
@@ -971,7 +986,7 @@ impl SessionState {
                 }
                 Err(error) => {
                     self.journal.taking(self.sender.next() - 1);
-                    if matches!(error.kind(), ErrorKind::Evicted { .. }) {
+                    if is_evicted(&error) {
                         return Err(error);
                     }
                     failure = Some(error);
@@ -1187,8 +1202,15 @@ fn lacks_room(error: &Error) -> bool {
     )
 }
 
-/// Sends a message on the link, and writes down when it is sent.
-fn send(link: &Link, journal: &Journal, head: &ItemHead, mut parts: PartBytes<'_>) -> Result<(), Error> {
+/// Sends a message on the link, writes down when it is sent, and counts it. A participant that is evicted meanwhile does not know whether it
+/// was sent: then it counts as lost, and is [done with](Journal::is_done).
+fn send(
+    link: &Link,
+    journal: &Journal,
+    counts: &BridgeCounts,
+    head: &ItemHead,
+    mut parts: PartBytes<'_>,
+) -> Result<(), Error> {
     let (msg_len, data_len) = (head.msg_len as usize, head.data_len as usize);
     let sent = match head.kind {
         ItemKind::Post => {
@@ -1222,10 +1244,25 @@ fn send(link: &Link, journal: &Journal, head: &ItemHead, mut parts: PartBytes<'_
             loan.send().map_err(Error::from)
         }
     };
-    if sent.is_err() {
-        journal.not_delivered(head.number);
+    match &sent {
+        Ok(()) => {
+            counts.received.inc();
+            journal.received(head.bytes());
+            journal.done(head.number);
+        }
+        // It may have been sent before: it is not sent again.
+        Err(error) if is_evicted(error) => {
+            counts.lost.inc();
+            journal.lost(1);
+            journal.done(head.number);
+        }
+        Err(_) => journal.not_delivered(head.number),
     }
     sent
+}
+
+fn is_evicted(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Evicted { .. })
 }
 
 /// A number that no other process or stream has; never 0, which means that there is none.

@@ -187,6 +187,8 @@ pub struct Receiver {
     stream: u64,
     /// The last number that was passed to the link.
     delivered: u64,
+    /// The stream before, and its last number: two homes of one link may answer in turn.
+    earlier: (u64, u64),
     waiting: VecDeque<ReceivedItem>,
     waiting_bytes: usize,
     /// Messages that may wait here.
@@ -197,7 +199,7 @@ impl Receiver {
     /// Continues the stream after the last number that was delivered.
     #[must_use]
     pub fn new(stream: u64, delivered: u64, window: u64) -> Self {
-        Self { stream, delivered, waiting: VecDeque::new(), waiting_bytes: 0, window }
+        Self { stream, delivered, earlier: (0, 0), waiting: VecDeque::new(), waiting_bytes: 0, window }
     }
 
     /// The stream that is received; 0: none yet.
@@ -233,7 +235,9 @@ impl Receiver {
     pub fn adopt(&mut self, stream: u64, oldest: u64) -> bool {
         let is_new = stream != self.stream && self.waiting.is_empty();
         if is_new {
-            (self.stream, self.delivered) = (stream, oldest - 1);
+            let delivered = if stream == self.earlier.0 { self.earlier.1 } else { oldest - 1 };
+            self.earlier = (self.stream, self.delivered);
+            (self.stream, self.delivered) = (stream, delivered);
         }
         is_new
     }

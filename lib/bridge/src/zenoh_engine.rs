@@ -121,7 +121,7 @@ impl ZenohEngine {
                 }
                 match pieces.get(..count) {
                     Some(pieces) => on_frame(node, pieces),
-                    None => on_frame(node, &[&payload.to_bytes()]),
+                    None => on_frame(node, &payload.slices().collect::<Vec<_>>()),
                 }
             })
             .wait()
@@ -200,7 +200,7 @@ impl Engine for ZenohEngine {
     }
 }
 
-/// A frame in more pieces than this is put together before it is received: one of half a megabyte.
+/// Pieces of a frame for which nothing is allocated: half a megabyte.
 const PIECES: usize = 8;
 
 /// Frames that are not longer are copied.

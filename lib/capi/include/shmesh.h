@@ -262,7 +262,7 @@ typedef struct {
      */
     uint32_t pid;
     /**
-     * SHMESH_EVENT_MISSED: the number of missed participants. SHMESH_EVENT_LOST: the number of lost messages.
+     * SHMESH_EVENT_MISSED: the number of missed participants. SHMESH_EVENT_LOST: the number of lost messages, at most UINT32_MAX.
      */
     uint32_t missed;
 } shmesh_event_t;

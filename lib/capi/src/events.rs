@@ -41,7 +41,7 @@ pub struct shmesh_event_t {
     pub seat: u32,
     /// The process id of the participant in its own pid namespace.
     pub pid: u32,
-    /// SHMESH_EVENT_MISSED: the number of missed participants. SHMESH_EVENT_LOST: the number of lost messages.
+    /// SHMESH_EVENT_MISSED: the number of missed participants. SHMESH_EVENT_LOST: the number of lost messages, at most UINT32_MAX.
     pub missed: u32,
 }
 

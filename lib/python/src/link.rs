@@ -24,7 +24,7 @@ use crate::waiting::{LOOK_FOR_SIGNALS, SLICE, WaitCount, WaitingWith, duration_o
 /// Seat, side, process, and whether it is alive.
 type Seat = (u8, &'static str, u32, Option<bool>);
 
-/// Kind, seat, side, process, and number of missed participants.
+/// Kind, seat, side, process, and number of missed participants or lost messages.
 type Event = (&'static str, u8, &'static str, u32, u64);
 
 /// Whether there are free buffers for a message, with a DATA part in `pool` if it is given. Also true if that cannot be

@@ -19,7 +19,7 @@ pub const FAR_NODE_WORDS: usize = 19;
 
 /// The words of a file, by their place.
 ///
-/// The first half is for the bridge's next process, the second for those that look. A bridge writes each word as one.
+/// Releases next to each other share these files: words are only added at the end, and a file with fewer has zeros there. The first half is for the bridge's next process, the second for those that look. A bridge writes each word as one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 #[repr(usize)]
@@ -124,8 +124,8 @@ pub fn far_nodes(dir: &Path, link: &LinkName) -> io::Result<Vec<FarNode>> {
 
 fn read(node: &str, bytes: &[u8]) -> Option<FarNode> {
     let (words, rest) = bytes.as_chunks::<8>();
-    let word = |word: FarNodeWord| u64::from_ne_bytes(words[word as usize]);
-    if words.len() != FAR_NODE_WORDS || !rest.is_empty() || word(FarNodeWord::Magic) != FAR_NODE_MAGIC {
+    let word = |word: FarNodeWord| words.get(word as usize).map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+    if !rest.is_empty() || word(FarNodeWord::Magic) != FAR_NODE_MAGIC {
         return None;
     }
     let age_ms = (time::monotonic_nanos() / 1_000_000).saturating_sub(word(FarNodeWord::WrittenMs));
@@ -165,7 +165,8 @@ mod tests {
         };
         write("a", "running", &words);
         write("ab", "running", &words);
-        write("a", "short", &words[1..]);
+        write("a", "damaged", &words[1..]);
+        write("a", "shorter", &words[..FAR_NODE_WORDS - 1]);
         words[FarNodeWord::PeerTimeoutMs as usize] = 0;
         words[FarNodeWord::WrittenMs as usize] = 1;
         write("a", "ended", &words);
@@ -173,7 +174,7 @@ mod tests {
         write("a", "newer", &words);
         let nodes = far_nodes(dir.path(), &link).unwrap();
         let seen: Vec<_> = nodes.iter().map(|node| (&node.node[..], node.is_running, node.lost)).collect();
-        assert_eq!(seen, [("ended", false, 7), ("running", true, 7)]);
+        assert_eq!(seen, [("ended", false, 7), ("running", true, 7), ("shorter", true, 7)]);
         assert_eq!((nodes[0].is_connected, nodes[1].is_connected), (false, true));
     }
 }

@@ -12,7 +12,8 @@ impl Link {
     ///
     /// The writer overtook it, with ring mode `broadcast` and `slow: skip`; or a bridge ended while it had them, on a link between nodes,
     /// in any mode ([`PeerEvent::Lost`](crate::PeerEvent::Lost)). Those are counted before the first message after them can be received,
-    /// and for every participant that would have received them. A bridge that is killed may count one or a few that come after all.
+    /// and for every participant of the receiving side. Posts count, too. A bridge that is killed may count some twice, or some that come
+    /// after all.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

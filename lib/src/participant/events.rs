@@ -1,4 +1,4 @@
-//! Peer events: participants attach, detach, die or are evicted.
+//! Peer events: participants attach, detach, die or are evicted, or messages were lost between nodes.
 //!
 //! Each seat has a history, one word that says how its latest participants ended. A reader compares all histories with those
 //! that it has seen, so there is no queue in shared memory that a slow reader could fill.
@@ -46,7 +46,7 @@ pub enum PeerEvent {
     /// This many participants attached and ended between two looks, or ended in a way that is no longer known.
     /// [`Link::participants`](crate::Link::participants) lists those that are attached now.
     Missed(u32),
-    /// This many messages for this side were lost between two nodes since the last look; [`Link::lost`](crate::Link::lost) counts them,
+    /// This many messages and posts for this side were lost between two nodes since the last look; [`Link::lost`](crate::Link::lost) counts them,
     /// too. The event is there before the first message after them.
     Lost(u64),
 }

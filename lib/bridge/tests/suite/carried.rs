@@ -12,8 +12,8 @@ use shmesh::config::{LinkConfig, LinkName, PoolConfig, PoolId, RingMode, SlowRea
 use shmesh::inspect::{Filter, LostCounts, Tap, View, far_nodes};
 use shmesh::{Link, LinkOptions, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
-use shmesh_bridge::engine::{Engine, Fate, MemoryEngine, Outlet};
-use shmesh_bridge::frame::{Frame, ItemHead, ItemKind, ProtocolVersions, Status, VERSIONS};
+use shmesh_bridge::engine::{Engine, Fate, MemoryEngine, OnFrame, Outlet};
+use shmesh_bridge::frame::{Frame, ItemHead, ItemKind, ProtocolVersions, Status, VERSIONS, WireShape};
 use shmesh_bridge::place::place_of;
 use shmesh_bridge::session::BridgeEnd;
 use shmesh_testing::until;
@@ -56,14 +56,24 @@ impl Machines {
         Self { home: dir(), far: dir(), engine, metrics: Metrics::default(), is_cut }
     }
 
+    /// Other tests of this process start programs, and until such a child runs its own program it holds the lock of a journal, too.
+    fn start(&self, config: &BridgeConfig) -> Bridge {
+        let mut bridge = None;
+        until("a bridge starts", || {
+            bridge = Bridge::start(config, &self.engine, &self.metrics).ok();
+            bridge.is_some()
+        });
+        bridge.unwrap()
+    }
+
     fn bridge(&self, end: BridgeEnd, dir: &Path, node: &str) -> Bridge {
-        Bridge::start(&config_of(end, dir, node), &self.engine, &self.metrics).unwrap()
+        self.start(&config_of(end, dir, node))
     }
 
     /// The bridge of another release.
     fn bridge_of(&self, versions: ProtocolVersions, end: BridgeEnd, dir: &Path, node: &str) -> Bridge {
         let config = BridgeConfig { versions, ..config_of(end, dir, node) };
-        Bridge::start(&config, &self.engine, &self.metrics).unwrap()
+        self.start(&config)
     }
 
     /// A bridge of a pod, whose IPC directory is `dir`.
@@ -73,7 +83,7 @@ impl Machines {
         let near = if is_near { vec![link.clone()] } else { Vec::new() };
         let cluster = Some(ClusterPlace { place: place.clone(), near });
         let config = BridgeConfig { cluster, ..config_of(end, dir, &place) };
-        Bridge::start(&config, &self.engine, &self.metrics).unwrap()
+        self.start(&config)
     }
 
     fn metrics_text(&self) -> String {
@@ -619,49 +629,70 @@ fn bridges_of_releases_next_to_each_other_work_together() {
     let mac = machines.attach();
     wait_for_peer(&phy);
     let mut number = 0;
-    let mut cross = || {
+    let cross = |number: &mut u32| {
         for _ in 0..60 {
-            send(&phy, number);
-            receive(&mac, number);
-            send(&mac, number);
-            receive(&phy, number);
-            number += 1;
+            send(&phy, *number);
+            receive(&mac, *number);
+            send(&mac, *number);
+            receive(&phy, *number);
+            *number += 1;
         }
     };
-    cross();
-    // Upgraded in turn, and the home end taken back: what is in flight is sent again in the other version.
+    cross(&mut number);
+    // Upgraded in turn.
     bridges.1.stop();
     bridges.1 = far(NEW);
-    cross();
+    cross(&mut number);
     bridges.0.stop();
     bridges.0 = home(NEW);
-    cross();
-    bridges.0.stop();
-    bridges.0 = home(OLD);
-    cross();
+    cross(&mut number);
+    // The far end is taken back while messages are on their way in a version that it does not read: it leaves them, and they are sent again.
+    machines.is_cut.store(true, Ordering::Release);
+    let first = number;
+    (first..first + 20).for_each(|number| send(&phy, number));
+    until("the messages are taken", || {
+        far_nodes(machines.home.path(), &"fronthaul".parse().unwrap()).unwrap()[0].sent
+            == u64::from(first + 20)
+    });
+    bridges.1.stop();
+    bridges.1 = far(OLD);
+    machines.is_cut.store(false, Ordering::Release);
+    (first..first + 20).for_each(|number| receive(&mac, number));
+    wait_for_peer(&phy);
+    number = first + 20;
+    (number..number + 20).for_each(|number| send(&mac, number));
+    (number..number + 20).for_each(|number| receive(&phy, number));
     assert_eq!((machines.lost(), phy.lost(), mac.lost()), (0, 0, 0));
     bridges.0.stop();
     bridges.1.stop();
 }
 
-/// A far node that speaks the protocol by hand.
-struct FarNode {
+/// An end that speaks the protocol by hand.
+struct HandMadeEnd {
     frames: std::sync::mpsc::Receiver<Vec<u8>>,
     outlet: Box<dyn Outlet>,
 }
 
-impl FarNode {
-    fn new(machines: &Machines) -> Self {
+impl HandMadeEnd {
+    fn far(machines: &Machines) -> Self {
+        Self::new(|on_frame| machines.engine.open_far("fronthaul", "edge", on_frame))
+    }
+
+    fn home(machines: &Machines) -> Self {
+        Self::new(|on_frame| machines.engine.open_home("fronthaul", on_frame))
+    }
+
+    fn new(open: impl FnOnce(OnFrame) -> anyhow::Result<Box<dyn Outlet>>) -> Self {
         let (sender, frames) = std::sync::mpsc::channel();
         let on_frame = Arc::new(move |_: &str, pieces: &[&[u8]]| drop(sender.send(pieces.concat())));
-        Self { frames, outlet: machines.engine.open_far("fronthaul", "edge", on_frame).unwrap() }
+        Self { frames, outlet: open(on_frame).unwrap() }
     }
 
     fn put(&self, frame: Vec<u8>) {
         self.outlet.put("edge", &Arc::new(frame)).unwrap();
     }
 
-    /// The next status of the home bridge that fulfils `is_wanted`.
+    /// The next status of the bridge that fulfils `is_wanted`.
     fn status(&self, is_wanted: impl Fn(&Status) -> bool) -> Status {
         let start = Instant::now();
         loop {
@@ -699,11 +730,11 @@ fn first_status(instance: u64, stream: u64) -> Status {
 }
 
 #[test]
-fn releases_too_far_apart_are_refused_at_both_ends() {
+fn release_too_far_apart_is_refused_and_gets_an_answer() {
     let machines = Machines::new(0);
     let _phy = machines.create(&config(RingMode::Mpmc));
     let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
-    let far = FarNode::new(&machines);
+    let far = HandMadeEnd::far(&machines);
     let reads = ProtocolVersions { lowest: 8, highest: 9 };
     // Another layout, but for its first bytes.
     let mut frame = Status { reads, ..first_status(7, 5) }.encode(8);
@@ -712,7 +743,7 @@ fn releases_too_far_apart_are_refused_at_both_ends() {
     // So the far node can say so, too.
     let status = far.status(|_| true);
     assert_eq!((status.reads, status.to), (VERSIONS, 0));
-    assert_eq!(machines.metric("shmesh_bridge_frames_refused_total"), Some(1));
+    until("the frame is refused", || machines.metric("shmesh_bridge_frames_refused_total") == Some(1));
     assert_eq!(machines.metric("shmesh_bridge_connected"), Some(0));
     home.stop();
 }
@@ -722,7 +753,7 @@ fn frames_against_the_rules_are_not_delivered() {
     let machines = Machines::new(0);
     let phy = machines.create(&config(RingMode::Mpmc));
     let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
-    let far = FarNode::new(&machines);
+    let far = HandMadeEnd::far(&machines);
     far.put(first_status(7, 5).encode(1));
     let home_status = far.status(|status| status.to == 7);
     wait_for_peer(&phy);
@@ -764,11 +795,13 @@ fn frames_against_the_rules_are_not_delivered() {
     far.put(without_pool);
     far.put(message(5, 2, 1));
     far.put(message(5, 2, 1));
-    let status = far.status(|status| status.delivered == 2);
+    far.put(message(5, 3, 2));
+    let status = far.status(|status| status.delivered == 3);
     assert_eq!(status.known_stream, 5);
-    let message = phy.receive().unwrap().expect("the only good one");
-    assert_eq!((message.msg_id(), message.msg()), (1, &b"abc"[..]));
-    drop(message);
+    for msg_id in [1, 2] {
+        let message = phy.receive().unwrap().expect("one of the two good ones");
+        assert_eq!((message.msg_id(), message.msg()), (msg_id, &b"abc"[..]));
+    }
     assert!(phy.receive().unwrap().is_none());
     assert_eq!(phy.lost(), 1, "the one without a pool");
     assert_eq!(machines.metric("shmesh_bridge_frames_refused_total"), Some(4));
@@ -810,4 +843,66 @@ fn captures_at_both_ends_have_the_same_messages() {
     assert_eq!(captured[0].len(), 60);
     assert_eq!(captured[0], captured[1]);
     bridges.into_iter().for_each(Bridge::stop);
+}
+
+/// While one home answers, another one of the link is refused; when the first is silent, the second gets the far node, and later the first
+/// again. What it sends once more was delivered, and is not delivered twice.
+#[test]
+fn second_home_of_a_link_is_refused_and_doubles_nothing() {
+    let machines = Machines::new(0);
+    // Whichever opens last gets the far node's frames; both are heard by it.
+    let homes = [HandMadeEnd::home(&machines), HandMadeEnd::home(&machines)];
+    let far = machines.bridge(BridgeEnd::Far, machines.far.path(), "edge");
+    let shape = Some(WireShape(config(RingMode::Mpmc)));
+    let far_status = homes[1].status(|_| true);
+    let status = |instance, stream| Status {
+        to: far_status.instance,
+        next: 2,
+        shape: shape.clone(),
+        ..first_status(instance, stream)
+    };
+    let message = |stream: u64, msg_id| {
+        let head = ItemHead {
+            stream,
+            number: 1,
+            oldest: 1,
+            msg_id,
+            ..ItemHead::new(ItemKind::Inline, far_status.instance)
+        };
+        let mut frame = Vec::new();
+        head.encode(1, &mut frame);
+        frame
+    };
+    homes[0].put(status(70, 700).encode(1));
+    homes[0].put(message(700, 1));
+    homes[1].status(|status| status.known_stream == 700 && status.delivered == 1);
+    let mac = machines.attach();
+    homes[1].put(status(80, 800).encode(1));
+    homes[1].put(message(800, 2));
+    homes[1].status(|status| status.known_stream == 800 && status.delivered == 1);
+    // The first is still there.
+    homes[0].put(status(70, 700).encode(1));
+    homes[0].put(message(700, 1));
+    until("the other home is refused", || machines.metric("shmesh_bridge_frames_refused_total") == Some(1));
+    // The second has gone.
+    until("the first gets the far node", || {
+        homes[0].put(status(70, 700).encode(1));
+        homes[0].put(message(700, 1));
+        std::thread::sleep(Duration::from_millis(50));
+        homes[1].frames.try_iter().any(|frame| {
+            matches!(Frame::decode(&frame, VERSIONS), Ok(Frame::Status(status)) if status.known_stream == 700 && status.to == 70)
+        })
+    });
+    homes[0].put({
+        let mut frame = message(700, 3);
+        // Number 2.
+        frame[11..19].copy_from_slice(&2_u64.to_le_bytes());
+        frame
+    });
+    homes[1].status(|status| status.known_stream == 700 && status.delivered == 2);
+    let received: Vec<i32> =
+        std::iter::from_fn(|| mac.receive().unwrap().map(|message| message.msg_id())).collect();
+    assert_eq!(received, [1, 2, 3]);
+    assert_eq!(mac.lost(), 0);
+    far.stop();
 }

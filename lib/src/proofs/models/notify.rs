@@ -174,12 +174,46 @@ fn late_recovery_loses_no_wake_up() {
 
 /// The steps of `Shared::wake_for_events`.
 fn wake_for_events(endpoint: &Endpoint, futex: &Futex) {
+    endpoint.core.seats.wake_for_events(|| wake_to_look_for_events(endpoint, futex));
+}
+
+/// The steps of `Shared::wake_to_look_for_events` for those that sleep until there is an event.
+fn wake_to_look_for_events(endpoint: &Endpoint, futex: &Futex) {
     let seats = &endpoint.core.seats;
-    seats.wake_for_events(|| {
-        if seats.is_any_taken(seats.event_sleepers().asleep()) {
-            seats.event_sleepers().wake();
-            futex.wake_all();
+    if seats.is_any_taken(seats.event_sleepers().asleep()) {
+        seats.event_sleepers().wake();
+        futex.wake_all();
+    }
+}
+
+/// Messages are reported as lost while a participant sleeps for events: it is woken. Another one that receives the next message knows.
+#[test]
+fn no_participant_sleeps_over_lost_messages() {
+    explore("no_participant_sleeps_over_lost_messages", Some(2), || {
+        let core = link(1, true, 1, 0);
+        let (sleeper, receiver) = (attach(&core, Secondary), attach(&core, Secondary));
+        let (forwarder, futex) = (attach(&core, Primary), Futex::new());
+        let observe =
+            |endpoint: &Endpoint| PeerObserver::new(&core.seats, endpoint.me.seat, endpoint.me.word.side());
+        let (mut of_sleeper, of_receiver) = (observe(&sleeper), observe(&receiver));
+        let other = {
+            let (core, futex) = (core.clone(), Arc::clone(&futex));
+            spawn(move || {
+                core.seats.count_lost(Primary, 3);
+                wake_to_look_for_events(&forwarder, &futex);
+                send_inline(&forwarder, 4).unwrap();
+            })
+        };
+        if let Ok(Some(_)) = receive(&receiver) {
+            assert_eq!(of_receiver.lost(&core.seats), 3);
         }
+        {
+            // A lost wake-up is a deadlock here.
+            let ready = std::cell::RefCell::new(&mut of_sleeper);
+            sleep_on(&sleeper, core.seats.event_sleepers(), &futex, || ready.borrow_mut().look(&core.seats));
+        }
+        assert_eq!(of_sleeper.next(&core.seats), Some(PeerEvent::Lost(3)));
+        other.join().unwrap();
     });
 }
 
