@@ -7,10 +7,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use prometheus_client::metrics::counter::Counter;
 use shmesh::config::{LinkConfig, PoolId};
 use shmesh::{Link, LinkOptions, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
+use shmesh_bridge::certificates::CertificateCounts;
 use shmesh_bridge::engine::Engine;
 use shmesh_bridge::frame::VERSIONS;
 use shmesh_bridge::session::BridgeEnd;
@@ -27,11 +27,10 @@ fn engines() -> Result<(ZenohEngine, ZenohEngine)> {
         listen: listen.to_vec(),
         connect: connect.to_vec(),
         group: "bench".to_owned(),
-        certificates: None,
-        allowed_certificates: Vec::new(),
+        ..NetworkPlace::default()
     };
-    let home = ZenohEngine::open(&place(&address, &[]), &Counter::default())?;
-    let far = ZenohEngine::open(&place(&[], &address), &Counter::default())?;
+    let home = ZenohEngine::open(&place(&address, &[]), &CertificateCounts::default())?;
+    let far = ZenohEngine::open(&place(&[], &address), &CertificateCounts::default())?;
     Ok((home, far))
 }
 

@@ -16,6 +16,7 @@ use shmesh::MAX_SEATS;
 use shmesh::config::LinkName;
 use tracing::{error, info};
 
+use crate::certificates::CertificateCounts;
 use crate::engine::{Engine, Guard, Outlet};
 use crate::frame::{Frame, ProtocolVersions};
 use crate::place::{Distance, Places};
@@ -36,8 +37,8 @@ pub struct Metrics {
     connected: Family<SessionLabels, Gauge>,
     near: Family<SessionLabels, Gauge>,
     standby: Family<SessionLabels, Gauge>,
-    /// Certificates that may not use the keys of this bridge.
-    pub certificates_refused: Counter,
+    /// Counters of certificates that were refused, replaced or unusable.
+    pub certificates: CertificateCounts,
 }
 
 impl Metrics {
@@ -79,7 +80,17 @@ impl Metrics {
         registry.register(
             "certificates_refused",
             "Connections with a certificate that may not use the keys of this bridge",
-            self.certificates_refused.clone(),
+            self.certificates.refused.clone(),
+        );
+        registry.register(
+            "certificates_renewed",
+            "Replacements of the certificates of this bridge, after which all connections were made again",
+            self.certificates.renewed.clone(),
+        );
+        registry.register(
+            "certificates_unusable",
+            "Attempts to use new certificate files that failed, so that the last ones stay in use",
+            self.certificates.unusable.clone(),
         );
     }
 

@@ -15,12 +15,15 @@
 //! | [`place`] | whether the link is in this bridge's own IPC directory, on a cluster |
 //! | [`engine`] | what carries frames: the trait, and one for tests |
 //! | [`zenoh_engine`] | Zenoh |
+//! | [`certificates`] | the certificates of a bridge, and their replacement |
 
 pub mod bridge;
+pub mod certificates;
 pub mod engine;
 pub mod frame;
 pub mod journal;
 pub mod place;
+mod renewable_session;
 pub mod session;
 pub mod stream;
 pub mod zenoh_engine;

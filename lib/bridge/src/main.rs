@@ -10,10 +10,11 @@ use clap::{CommandFactory, Parser};
 use prometheus_client::registry::Registry;
 use shmesh::config::LinkName;
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
+use shmesh_bridge::certificates::Certificates;
 use shmesh_bridge::frame::VERSIONS;
 use shmesh_bridge::place::place_of;
 use shmesh_bridge::session::BridgeEnd;
-use shmesh_bridge::zenoh_engine::{Certificates, NetworkPlace, ZenohEngine};
+use shmesh_bridge::zenoh_engine::{NetworkPlace, ZenohEngine};
 use shmesh_daemon::admin::{self, Admin};
 use shmesh_daemon::args::{DaemonArgs, exit_status};
 use shmesh_daemon::readiness::Readiness;
@@ -79,6 +80,10 @@ struct Args {
     #[arg(long, value_name = "FILE", requires = "authority")]
     key: Option<PathBuf>,
 
+    /// Seconds between two looks at these three files: when they have changed, all connections are made again with the new ones
+    #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    certificate_interval: u64,
+
     /// Common name of a certificate that may use these links, others of the authority may not; repeat it for more
     #[arg(long, value_name = "NAME", requires = "authority")]
     allow_certificate: Vec<String>,
@@ -136,6 +141,7 @@ fn run(args: &Args) -> Result<()> {
         connect: args.connect.clone(),
         group: args.group.clone(),
         certificates,
+        certificate_interval: Duration::from_secs(args.certificate_interval),
         allowed_certificates: args.allow_certificate.clone(),
     };
     let config = BridgeConfig {
@@ -148,7 +154,7 @@ fn run(args: &Args) -> Result<()> {
         versions: VERSIONS,
     };
     let metrics = Metrics::default();
-    let engine = ZenohEngine::open(&place, &metrics.certificates_refused)?;
+    let engine = ZenohEngine::open(&place, &metrics.certificates)?;
     let bridge = Bridge::start(&config, &engine, &metrics)?;
     let served = serve(args, filter, &metrics);
     bridge.stop();

@@ -8,6 +8,8 @@ mod carried;
 mod networks;
 #[path = "suite/processes.rs"]
 mod processes;
+#[path = "suite/renewal.rs"]
+mod renewal;
 #[path = "suite/simulation.rs"]
 mod simulation;
 
