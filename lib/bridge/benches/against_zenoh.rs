@@ -29,8 +29,8 @@ fn engines() -> Result<(ZenohEngine, ZenohEngine)> {
         group: "bench".to_owned(),
         ..NetworkPlace::default()
     };
-    let home = ZenohEngine::open(&place(&address, &[]), &CertificateCounts::default())?;
-    let far = ZenohEngine::open(&place(&[], &address), &CertificateCounts::default())?;
+    let home = ZenohEngine::new(place(&address, &[]), CertificateCounts::default());
+    let far = ZenohEngine::new(place(&[], &address), CertificateCounts::default());
     Ok((home, far))
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser};
 use prometheus_client::registry::Registry;
 use shmesh::config::LinkName;
@@ -39,8 +39,9 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", required_unless_present = "connect", conflicts_with = "connect")]
     listen: Vec<String>,
 
-    /// The links are on another machine, whose bridge listens here: make replicas of them
-    #[arg(long, value_name = "ADDRESS")]
+    /// The links are on another machine, whose bridge listens here: make replicas of them. `LINK=` is before an address for one link
+    /// alone, which then has a connection of its own
+    #[arg(long, value_name = "[LINK=]ADDRESS")]
     connect: Vec<String>,
 
     /// Name of this machine, which no other that connects may have; the host name unless given
@@ -136,9 +137,11 @@ fn run(args: &Args) -> Result<()> {
         }),
         _ => None,
     };
+    let (connect, connect_links) = addresses(args)?;
     let place = NetworkPlace {
         listen: args.listen.clone(),
-        connect: args.connect.clone(),
+        connect,
+        connect_links,
         group: args.group.clone(),
         certificates,
         certificate_interval: Duration::from_secs(args.certificate_interval),
@@ -154,11 +157,37 @@ fn run(args: &Args) -> Result<()> {
         versions: VERSIONS,
     };
     let metrics = Metrics::default();
-    let engine = ZenohEngine::open(&place, &metrics.certificates)?;
+    let engine = ZenohEngine::new(place, metrics.certificates.clone());
     let bridge = Bridge::start(&config, &engine, &metrics)?;
     let served = serve(args, filter, &metrics);
     bridge.stop();
     served
+}
+
+/// A link, and an address for it alone.
+type LinkAddress = (String, String);
+
+/// The addresses to connect to: for all links, and for one link each.
+fn addresses(args: &Args) -> Result<(Vec<String>, Vec<LinkAddress>)> {
+    let (mut common, mut of_links) = (Vec::new(), Vec::new());
+    for given in &args.connect {
+        match given.split_once('=').filter(|(link, _)| !link.contains('/')) {
+            None => common.push(given.clone()),
+            Some((link, address)) if args.links.iter().any(|known| known.as_str() == link) => {
+                of_links.push((link.to_owned(), address.to_owned()));
+            }
+            Some((link, _)) => {
+                bail!("--connect {given}: there is no --link {link}; add it, or correct the name")
+            }
+        }
+    }
+    let has_address = |link: &LinkName| of_links.iter().any(|(name, _)| name == link.as_str());
+    match args.links.iter().find(|link| args.listen.is_empty() && common.is_empty() && !has_address(link)) {
+        Some(link) => bail!(
+            "link {link} has no address; add --connect {link}=ADDRESS, or --connect ADDRESS for all links"
+        ),
+        None => Ok((common, of_links)),
+    }
 }
 
 /// Serves probes and metrics until SIGTERM or SIGINT.

@@ -32,6 +32,8 @@ pub struct NetworkPlace {
     pub listen: Vec<String>,
     /// Addresses to connect to, again and again until it succeeds.
     pub connect: Vec<String>,
+    /// More addresses to connect to, each for one link.
+    pub connect_links: Vec<(String, String)>,
     /// Bridges of different groups do not carry each other's links; in a cluster, its name and the namespace.
     pub group: String,
     /// Certificates for addresses that start with `tls/` or `quic/`.

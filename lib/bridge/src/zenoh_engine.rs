@@ -22,26 +22,54 @@ pub use crate::renewable_session::NetworkPlace;
 use crate::renewable_session::{CertificateWatcher, RenewableSession};
 
 /// Sessions with the other bridges.
+///
+/// Links with the same addresses have one session. Links with different addresses have one each, also where one bridge has all of
+/// these addresses, as on a cluster: Zenoh has one connection for two processes, and would try the other addresses for ever.
 #[derive(Debug)]
 pub struct ZenohEngine {
-    /// Ends before the connection.
+    place: NetworkPlace,
+    counts: CertificateCounts,
+    /// By the addresses to connect to.
+    sessions: Mutex<HashMap<Vec<String>, OpenSession>>,
+}
+
+#[derive(Debug)]
+struct OpenSession {
+    /// Ends before the session.
     _watcher: Option<CertificateWatcher>,
-    connection: Arc<RenewableSession>,
-    group: String,
+    session: Arc<RenewableSession>,
+}
+
+impl OpenSession {
+    fn open(place: NetworkPlace, counts: &CertificateCounts) -> Result<Self> {
+        let interval = place.certificates.as_ref().map(|_| place.certificate_interval);
+        let session = Arc::new(RenewableSession::open(place, counts.clone())?);
+        let watcher = interval.map(|interval| CertificateWatcher::start(Arc::clone(&session), interval));
+        Ok(Self { _watcher: watcher.transpose()?, session })
+    }
 }
 
 impl ZenohEngine {
-    /// Listens and connects. Returns before a connection is made.
-    ///
-    /// # Errors
-    /// An address or a certificate cannot be used.
-    pub fn open(place: &NetworkPlace, counts: &CertificateCounts) -> Result<Self> {
-        let connection = Arc::new(RenewableSession::open(place.clone(), counts.clone())?);
-        let watcher = match place.certificates {
-            Some(_) => Some(CertificateWatcher::start(Arc::clone(&connection), place.certificate_interval)?),
-            None => None,
-        };
-        Ok(Self { _watcher: watcher, connection, group: place.group.clone() })
+    /// An engine that listens and connects as soon as it has a link.
+    #[must_use]
+    pub fn new(place: NetworkPlace, counts: CertificateCounts) -> Self {
+        Self { place, counts, sessions: Mutex::default() }
+    }
+
+    /// The session for the addresses of a link. Returns before a connection is made.
+    fn session(&self, link: &str) -> Result<Arc<RenewableSession>> {
+        let of_link = self.place.connect_links.iter().filter(|(name, _)| name == link);
+        let connect: Vec<_> =
+            self.place.connect.iter().chain(of_link.map(|(_, address)| address)).cloned().collect();
+        let mut sessions = lock(&self.sessions);
+        if let Some(open) = sessions.get(&connect) {
+            return Ok(Arc::clone(&open.session));
+        }
+        let place = NetworkPlace { connect: connect.clone(), ..self.place.clone() };
+        let open = OpenSession::open(place, &self.counts)?;
+        let session = Arc::clone(&open.session);
+        sessions.insert(connect, open);
+        Ok(session)
     }
 
     fn open_end(
@@ -51,8 +79,9 @@ impl ZenohEngine {
         tell: &'static str,
         on_frame: OnFrame,
     ) -> Result<Box<dyn Outlet>> {
-        let prefix = format!("shmesh/{}/{link}", self.group);
+        let prefix = format!("shmesh/{}/{link}", self.place.group);
         let key = format!("{prefix}/{hear}");
+        let connection = self.session(link)?;
         let subscribe = move |session: &Session| {
             let on_frame = Arc::clone(&on_frame);
             let subscriber = session.declare_subscriber(&key).callback(move |sample| {
@@ -74,9 +103,9 @@ impl ZenohEngine {
             Ok(Box::new(subscriber) as Guard)
         };
         // On both sessions for a moment: a frame that comes twice does no harm.
-        let subscriber = self.connection.declare(false, Box::new(subscribe))?;
+        let subscriber = connection.declare(false, Box::new(subscribe))?;
         Ok(Box::new(ZenohOutlet {
-            connection: Arc::clone(&self.connection),
+            connection,
             prefix: format!("{prefix}/{tell}"),
             publishers: Mutex::default(),
             _subscriber: subscriber,
@@ -94,17 +123,17 @@ impl Engine for ZenohEngine {
     }
 
     fn announce(&self, link: &str, place: &str) -> Result<Guard> {
-        let prefix = format!("shmesh/{}/{link}/at/{place}", self.group);
+        let prefix = format!("shmesh/{}/{link}/at/{place}", self.place.group);
         let announce = move |session: &Session| {
             let key = format!("{prefix}/{}", session.zid());
             let token = session.liveliness().declare_token(&key).wait();
             Ok(Box::new(token.map_err(|error| anyhow!("cannot announce {key}: {error}"))?) as Guard)
         };
-        self.connection.declare(true, Box::new(announce))
+        self.session(link)?.declare(true, Box::new(announce))
     }
 
     fn watch(&self, link: &str, on_place: OnPlace) -> Result<Guard> {
-        let prefix = format!("shmesh/{}/{link}/at/", self.group);
+        let prefix = format!("shmesh/{}/{link}/at/", self.place.group);
         let watch = move |session: &Session| {
             let known = Arc::new(Mutex::new(KnownPlaces::new(Arc::clone(&on_place))));
             let (of_callback, prefix, key) = (Arc::clone(&known), prefix.clone(), format!("{prefix}*/*"));
@@ -117,7 +146,7 @@ impl Engine for ZenohEngine {
             let subscriber = watch.wait().map_err(|error| anyhow!("cannot watch {key}: {error}"))?;
             Ok(Box::new(PlaceWatch { _subscriber: subscriber, known }) as Guard)
         };
-        self.connection.declare(true, Box::new(watch))
+        self.session(link)?.declare(true, Box::new(watch))
     }
 }
 

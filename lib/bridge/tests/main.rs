@@ -2,6 +2,8 @@
 //! bad network.
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which fail by it")]
 
+#[path = "suite/addresses.rs"]
+mod addresses;
 #[path = "suite/carried.rs"]
 mod carried;
 #[path = "suite/networks.rs"]

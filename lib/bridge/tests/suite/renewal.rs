@@ -103,12 +103,13 @@ impl Pod {
         let place = NetworkPlace {
             listen,
             connect,
+            connect_links: Vec::new(),
             group: "east/ran".to_owned(),
             certificates: Some(secret.files()),
             certificate_interval: Duration::from_millis(50),
             allowed_certificates: vec!["ran.shmesh".to_owned()],
         };
-        let engine = ZenohEngine::open(&place, &metrics.certificates).unwrap();
+        let engine = ZenohEngine::new(place, metrics.certificates.clone());
         let config = BridgeConfig {
             end,
             dir: dir.path().to_owned(),
