@@ -82,7 +82,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $_ := set $sidecar "image" (include "shmesh.image" (dict "root" . "name" .Values.sidecar.image)) -}}
 {{- $_ := set $sidecar "adminAddress" .Values.listenAddress -}}
 {{- $_ := set $sidecar "imagePullPolicy" .Values.image.pullPolicy -}}
-{{- $bridge := pick .Values.bridge "cluster" "cpu" "memory" "adminPort" "log" -}}
+{{- $bridge := pick .Values.bridge "cluster" "cpu" "memory" "peers" "adminPort" "log" -}}
 {{- $_ := set $bridge "image" (include "shmesh.image" (dict "root" . "name" .Values.bridge.image)) -}}
 {{- $_ := set $bridge "imagePullPolicy" .Values.image.pullPolicy -}}
 {{- $namespaces := list -}}

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,10 +55,10 @@ def mapping(loader, node):
 Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
 
 
-def render(values, namespace=NAMESPACE, name="shmesh"):
+def render(values, namespace=NAMESPACE, name="shmesh", chart=CHART):
     """Every file that the chart gives, by its name."""
-    with Chart.load(str(CHART)) as chart:
-        return chart.render(values=values, name=name, namespace=namespace)
+    with Chart.load(str(chart)) as loaded:
+        return loaded.render(values=values, name=name, namespace=namespace)
 
 
 def objects(files):
@@ -302,12 +303,13 @@ def check_bridge():
 
     def ports(namespace):
         rules = named(of(namespace), "NetworkPolicy", "shmesh-bridge")["spec"]["ingress"]
-        expect(rules[0]["ports"] == [{"port": 7447, "protocol": "TCP"}] and rules[0]["from"], "bridge: the port is not for pods with a bridge")
-        return [range(port["port"], port["endPort"] + 1) for rule in rules[1:] for port in rule["ports"]]
+        expect(rules[0]["ports"] == [{"port": 7447, "protocol": "UDP"}] and rules[0]["from"], "bridge: the port is not for pods with a bridge")
+        return [(port["protocol"], range(port["port"], port["endPort"] + 1)) for rule in rules[1:] for port in rule["ports"]]
 
     open_to_all = ports("ran")
-    expect(not any(7447 in each for each in open_to_all[:2]), "bridge: the port is open to all pods")
-    expect(all(any(port in each for each in open_to_all[:2]) for port in (1, 7446, 7448, 65535)), "bridge: other ports are closed")
+    opens = {(protocol, port) for protocol, each in open_to_all for port in (1, 7446, 7447, 7448, 65535) if port in each}
+    wanted = {(protocol, port) for protocol in ("TCP", "UDP", "SCTP") for port in (1, 7446, 7447, 7448, 65535)} - {("UDP", 7447)}
+    expect(opens == wanted, f"bridge: the policy closes or opens other ports: {opens ^ wanted}")
     expect(not ports("core"), "bridge: the policy opens ports that the namespace has closed")
     secrets = {one["metadata"]["namespace"]: one["data"] for one in found if one["metadata"]["name"] == "shmesh-bridge-tls"}
     expect(secrets["ran"]["ca.crt"] == secrets["core"]["ca.crt"] and secrets["ran"]["tls.crt"] != secrets["core"]["tls.crt"], "bridge: one authority, two certificates")
@@ -333,6 +335,49 @@ def check_bridge():
     expect(certificate["commonName"] == "ran.shmesh" and "*.ran.svc" in certificate["dnsNames"], "bridge: cert-manager's names")
     expect(set(certificate["usages"]) == {"server auth", "client auth"}, "bridge: cert-manager's usages")
     expect(not [one for one in found if one["kind"] == "Secret" and "bridge" in one["metadata"]["name"]], "bridge: two have the Secret")
+
+
+def check_bridge_upgrades():
+    """Helm keeps the authority and the certificates over upgrades, until they are old. Here, `lookup` finds what a file has."""
+    values = yaml.load((CHART / "tests/values/bridge.yaml").read_text(), Strict)
+    values["bridge"]["namespaces"][0]["name"] = "123"
+    with tempfile.TemporaryDirectory() as directory:
+        chart = pathlib.Path(directory) / "chart"
+        shutil.copytree(CHART, chart)
+        template = chart / "templates/bridge-certificates.yaml"
+        look_up = re.compile(r'lookup "v1" "Secret" (\S+) (\S+)')
+        text, count = look_up.subn(r'index ($.Files.Get "there.yaml" | fromYaml) (printf "%s/%s" \1 \2)', template.read_text())
+        expect(count == 2, "bridge: how the chart finds its Secrets")
+        template.write_text(text)
+
+        def upgrade(secrets, days):
+            """Renders the chart as if these Secrets were made so many days ago."""
+            there = {f"{one['metadata']['namespace']}/{one['metadata']['name']}": one for one in secrets}
+            for one in there.values():
+                made = one["metadata"]["annotations"]["shmesh.io/made"]
+                one["metadata"]["annotations"]["shmesh.io/made"] = str(int(made) - days * 86400)
+            (chart / "there.yaml").write_text(json.dumps(there))
+            found = objects(render(values, chart=chart))
+            return [one for one in found if one["kind"] == "Secret" and "bridge" in one["metadata"]["name"]]
+
+        def data(secrets, name):
+            return next(one["data"] for one in secrets if one["metadata"]["name"] == name)
+
+        def trusted(secrets):
+            return base64.b64decode(data(secrets, "shmesh-bridge-tls")["ca.crt"]).count(b"BEGIN CERTIFICATE")
+
+        first = upgrade([], 0)
+        expect({one["metadata"]["namespace"] for one in first} == {NAMESPACE, "123", "core"}, "bridge: a namespace of digits is not a text")
+        kept = upgrade(first, 500)
+        expect([one["data"] for one in kept] == [one["data"] for one in first], "bridge: an upgrade makes other certificates")
+        renewed = upgrade(kept, 60)
+        expect(data(renewed, "shmesh-bridge-authority") == data(first, "shmesh-bridge-authority"), "bridge: the authority is young")
+        expect(data(renewed, "shmesh-bridge-tls") != data(first, "shmesh-bridge-tls"), "bridge: a certificate with a third of its days left is kept")
+        replaced = upgrade(renewed, 2800)
+        expect(data(replaced, "shmesh-bridge-authority") != data(first, "shmesh-bridge-authority"), "bridge: the authority is kept in its last year")
+        expect((trusted(renewed), trusted(replaced)) == (1, 2), "bridge: the last authority is no longer trusted")
+        again = upgrade(replaced, 1)
+        expect([one["data"] for one in again] == [one["data"] for one in replaced], "bridge: the new authority is not kept")
 
 
 def check_refusals():
@@ -718,6 +763,7 @@ def main():
     scenarios = check_scenarios()
     check_dra()
     check_bridge()
+    check_bridge_upgrades()
     refusals = check_refusals()
     check_restarts()
     check_config(given.plugin)

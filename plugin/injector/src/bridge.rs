@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use shmesh::Side;
-use shmesh::config::{Far, Scope};
+use shmesh::config::{Far, PodLink, Scope};
 use shmesh_sys::quantity::Bytes;
 
 use crate::edit::{Edit, ShapeError};
@@ -15,13 +15,8 @@ const NODE_VARIABLE: &str = "SHMESH_BRIDGE_NODE";
 
 /// Adds the bridge, its certificates, and the labels by which Services and policies select its pod.
 pub(crate) fn add_to(plan: &Plan<'_>, bridge: &BridgePlan, edit: &mut Edit) -> Result<(), ShapeError> {
-    let domain = &plan.config.domain;
-    let end = if bridge.side == Side::Primary { "home" } else { "far" };
-    edit.ensure("/metadata/labels", &format!("{domain}/bridge"), json!(end))?;
-    if bridge.side == Side::Primary {
-        for link in plan.far() {
-            edit.ensure("/metadata/labels", &format!("{domain}/far-{}", link.config.name), json!(end))?;
-        }
+    for (key, value) in bridge.labels(plan) {
+        edit.ensure("/metadata/labels", &key, json!(value))?;
     }
     if pod::named(plan.pod, "/spec/volumes", BRIDGE_TLS).is_none() {
         let volume = json!({ "name": BRIDGE_TLS, "secret": { "secretName": BRIDGE_TLS } });
@@ -33,6 +28,17 @@ pub(crate) fn add_to(plan: &Plan<'_>, bridge: &BridgePlan, edit: &mut Edit) -> R
     edit.first("/spec/initContainers", container(plan, bridge))
 }
 
+impl BridgePlan {
+    /// Returns the labels by which Services and policies select the pod.
+    pub(crate) fn labels(&self, plan: &Plan<'_>) -> Vec<(String, &'static str)> {
+        let domain = &plan.config.domain;
+        let end = if self.side == Side::Primary { "home" } else { "far" };
+        let of_link = |link: &PodLink| (format!("{domain}/far-{}", link.config.name), end);
+        let links = plan.far().filter(|_| self.side == Side::Primary).map(of_link);
+        std::iter::once((format!("{domain}/bridge"), end)).chain(links).collect()
+    }
+}
+
 /// Creates a restartable init container. It needs no sidecar: it waits for the link, and makes the replicas itself.
 fn container(plan: &Plan<'_>, bridge: &BridgePlan) -> Value {
     let settings = &plan.config.bridge;
@@ -40,7 +46,7 @@ fn container(plan: &Plan<'_>, bridge: &BridgePlan) -> Value {
     let probe = |path: &str| json!({ "path": path, "port": port });
     let mut ports = vec![json!({ "name": "bridge-admin", "containerPort": port, "protocol": "TCP" })];
     if bridge.side == Side::Primary {
-        ports.push(json!({ "name": "shmesh-bridge", "containerPort": BRIDGE_PORT, "protocol": "TCP" }));
+        ports.push(json!({ "name": "shmesh-bridge", "containerPort": BRIDGE_PORT, "protocol": "UDP" }));
     }
     let node = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": "spec.nodeName" } });
     let mut env = vec![json!({ "name": NODE_VARIABLE, "valueFrom": node })];
@@ -78,14 +84,14 @@ fn args(plan: &Plan<'_>, bridge: &BridgePlan) -> Vec<String> {
         let name = &link.config.name;
         args.push(format!("--link={name}"));
         if bridge.side == Side::Secondary {
-            args.push(format!("--connect=tls/shmesh-far-{name}.{namespace}.svc:{BRIDGE_PORT}"));
+            args.push(format!("--connect={name}=quic/shmesh-far-{name}.{namespace}.svc:{BRIDGE_PORT}"));
             if link.far == Far::Allow {
                 args.push(format!("--near={name}"));
             }
         }
     }
     if bridge.side == Side::Primary {
-        args.push(format!("--listen=tls/{}:{BRIDGE_PORT}", plan.config.sidecar.admin_address));
+        args.push(format!("--listen=quic/{}:{BRIDGE_PORT}", plan.config.sidecar.admin_address));
     }
     args.push(format!("--group={}/{namespace}", plan.config.bridge.cluster));
     args.push(format!("--cluster-node=$({NODE_VARIABLE})"));
@@ -96,7 +102,8 @@ fn args(plan: &Plan<'_>, bridge: &BridgePlan) -> Vec<String> {
     args
 }
 
-/// Requests the IPC directory, and the full memory of the replicas, whose pages are allocated when they are made.
+/// Requests the IPC directory, and the memory of the replicas, whose pages are allocated when they are made, and of the messages that
+/// the bridge holds.
 fn resources(plan: &Plan<'_>, bridge: &BridgePlan) -> Value {
     let settings = &plan.config.bridge;
     let mut limits = Map::new();

@@ -102,8 +102,11 @@ pub struct InjectedBridge {
     pub image_pull_policy: String,
     /// CPU request; in pods of QoS class Guaranteed also the limit.
     pub cpu: String,
-    /// Memory limit in addition to the memory of replicas.
+    /// Memory limit in addition to the memory of replicas and of the messages that bridges hold.
     pub memory: Bytes,
+    /// Far nodes of one link for which the memory limit of a primary's bridge has room.
+    #[schemars(range(min = 1, max = 64))]
+    pub peers: u32,
     /// Port for probes and metrics.
     pub admin_port: u16,
     /// Log filter of the bridge.
@@ -177,6 +180,7 @@ impl Default for InjectedBridge {
             image_pull_policy: "IfNotPresent".into(),
             cpu: "50m".into(),
             memory: Bytes(128 << 20),
+            peers: 4,
             admin_port: 9903,
             log: "info".into(),
         }

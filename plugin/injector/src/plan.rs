@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use shmesh::Side;
-use shmesh::config::{Backing, Far, HugePages, PodLink, Position, Scope, pod_links};
+use shmesh::config::{
+    Backing, Far, HugePages, PodLink, PoolId, Position, Receivers, RingMode, Scope, pod_links,
+};
 
 use crate::config::Config;
 use crate::edit::escaped;
@@ -48,6 +50,33 @@ pub(crate) struct BridgePlan {
     pub(crate) side: Side,
     /// Bytes of the replicas, which the bridge of the secondary's pod makes: files, whatever has the memory of the links.
     pub(crate) replicas: u64,
+    /// Bytes of the messages that the bridge holds at most.
+    pub(crate) held: u64,
+}
+
+impl BridgePlan {
+    /// Returns the bytes charged to the bridge's cgroup as soon as it has made the replicas: pages and page tables.
+    pub(crate) fn charged(&self) -> u64 {
+        self.replicas.saturating_add(tables(self.replicas))
+    }
+}
+
+/// Messages of one direction that a bridge holds for one far node at most: `WINDOW_MAX` of its `session.rs`.
+const BRIDGE_WINDOW: u64 = 256;
+/// Bytes that they have at most, unless one message has more: `MAX_BYTES` of its `stream.rs`.
+const BRIDGE_WINDOW_BYTES: u64 = 32 << 20;
+
+/// Returns the bytes of a link's messages that the bridge holds at most, in both directions, with so many far nodes at the primary.
+fn held_bytes(link: &PodLink, nodes: u32) -> u64 {
+    let config = &link.config;
+    let size = |pool: PoolId| u64::from(config.pool(pool).buf_size_bytes);
+    let data = PoolId::ALL.into_iter().filter(|pool| *pool != PoolId::CpuMsg).map(size).max();
+    let largest = size(PoolId::CpuMsg).saturating_add(data.unwrap_or(0));
+    let messages = u64::from(config.ring_len.next_power_of_two()).min(BRIDGE_WINDOW);
+    let is_single = config.ring_mode == RingMode::Spsc || config.receivers == Receivers::One;
+    let nodes = if link.side == Side::Secondary || is_single { 1 } else { u64::from(nodes) };
+    let of_node = (messages * largest).min(BRIDGE_WINDOW_BYTES.max(largest));
+    of_node.saturating_mul(2 * nodes)
 }
 
 /// Memory that a sidecar reserves.
@@ -218,10 +247,11 @@ impl<'a> Plan<'a> {
             return Err(self.refuse(link.places.far, "far", what, remedy));
         }
         let (scope, side) = (link.scope.clone(), link.side);
-        let bridge = self.bridge.get_or_insert(BridgePlan { scope, side, replicas: 0 });
+        let bridge = self.bridge.get_or_insert(BridgePlan { scope, side, replicas: 0, held: 0 });
         if link.side == Side::Secondary {
             bridge.replicas = bridge.replicas.saturating_add(link.config.segment_bytes());
         }
+        bridge.held = bridge.held.saturating_add(held_bytes(link, self.config.bridge.peers));
         let what = match &*bridge {
             bridge if bridge.scope != link.scope => format!(
                 "link {name} is in scope {}, and the bridge has links in scope {}: it has one IPC directory",
@@ -242,10 +272,11 @@ impl<'a> Plan<'a> {
         self.links.iter().map(|planned| &planned.link).filter(|link| link.far != Far::Never)
     }
 
-    /// Returns the memory limit of the bridge, in whole MiB; `None` if Kubernetes cannot count so many bytes.
+    /// Returns the memory limit of the bridge, in whole MiB; `None` if Kubernetes cannot count so many bytes. It is the sum of
+    /// `bridge.memory`, the replicas with their page tables, and the messages that the bridge holds.
     pub(crate) fn bridge_memory(&self) -> Option<u64> {
-        let replicas = self.bridge.as_ref().map_or(0, |bridge| bridge.replicas);
-        let needed = replicas.saturating_add(tables(replicas)).saturating_add(self.config.bridge.memory.0);
+        let Some(bridge) = &self.bridge else { return Some(0) };
+        let needed = bridge.charged().saturating_add(bridge.held).saturating_add(self.config.bridge.memory.0);
         needed.checked_next_multiple_of(1 << 20).filter(|bytes| i64::try_from(*bytes).is_ok())
     }
 

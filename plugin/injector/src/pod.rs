@@ -22,7 +22,7 @@ pub(crate) const BRIDGE: &str = "shmesh-bridge";
 pub(crate) const BRIDGE_TLS: &str = "shmesh-bridge-tls";
 /// Mount path of that volume.
 pub(crate) const BRIDGE_TLS_DIR: &str = "/run/shmesh/bridge-tls";
-/// Port on which bridges listen.
+/// Port on which bridges listen: of UDP, for QUIC.
 pub(crate) const BRIDGE_PORT: u16 = 7447;
 /// Default IPC directory in containers.
 pub(crate) const SHM_DIR: &str = shmesh::DEFAULT_DIR;

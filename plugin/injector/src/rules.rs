@@ -41,14 +41,15 @@ impl Plan<'_> {
             }
         }
         if self.kept.is_some() {
-            self.check_port(self.config.sidecar.admin_port, "sidecar", self.kept_place())?;
+            self.check_port(self.config.sidecar.admin_port, "TCP", "sidecar", self.kept_place())?;
             self.check_users(&mut warnings)?;
         }
         if let Some(bridge) = &self.bridge {
-            self.check_port(self.config.bridge.admin_port, "bridge", self.far_place())?;
+            self.check_port(self.config.bridge.admin_port, "TCP", "bridge", self.far_place())?;
             if bridge.side == Side::Primary {
-                self.check_port(BRIDGE_PORT, "bridge", self.far_place())?;
+                self.check_port(BRIDGE_PORT, "UDP", "bridge", self.far_place())?;
             }
+            self.check_labels()?;
         }
         Ok(warnings)
     }
@@ -235,9 +236,9 @@ impl Plan<'_> {
 
     /// Checks the limits of an existing sidecar, the pod and the volume.
     fn check_existing(&self) -> RuleResult {
-        let at = self.kept_place();
         let needed = self.memory.charged();
         let too_small = |whose: &str, found: u64, needed: u64| {
+            let at = if self.kept.is_some() { self.kept_place() } else { self.far_place() };
             let what = format!("{whose} is {}, and the links need {}", Bytes(found), Bytes(needed).rounded());
             self.refuse(
                 at,
@@ -247,8 +248,10 @@ impl Plan<'_> {
             )
         };
         let limit = |path: &str| self.pod.pointer(path).and_then(bytes_of);
-        let of_pod = needed.saturating_add(self.config.sidecar.memory.0);
-        if self.kept.is_some()
+        let of_sidecar =
+            if self.kept.is_some() { needed.saturating_add(self.config.sidecar.memory.0) } else { 0 };
+        let of_pod = of_sidecar.saturating_add(self.bridge_memory().unwrap_or(u64::MAX));
+        if of_pod > 0
             && let Some(found) = limit("/spec/resources/limits/memory").filter(|&found| found < of_pod)
         {
             return Err(too_small("the pod's memory limit", found, of_pod));
@@ -258,6 +261,17 @@ impl Plan<'_> {
             && found < needed
         {
             return Err(too_small("the memory limit of the init container shmesh", found, needed));
+        }
+        if let Some(bridge) = &self.bridge
+            && let Some(ours) = pod::containers(self.pod).find(Container::is_bridge)
+            && let Some(found) = ours.value.pointer("/resources/limits/memory").and_then(bytes_of)
+            && found < bridge.charged()
+        {
+            return Err(too_small(
+                "the memory limit of the init container shmesh-bridge",
+                found,
+                bridge.charged(),
+            ));
         }
         let volume = pod::named(self.pod, "/spec/volumes", SHM_VOLUME);
         if self.kept == Some(Scope::Pod)
@@ -270,12 +284,37 @@ impl Plan<'_> {
         Ok(())
     }
 
+    /// Refuses labels by which Services and policies would select the pod for links that it does not have, or not select it.
+    fn check_labels(&self) -> RuleResult {
+        let Some(bridge) = &self.bridge else { return Ok(()) };
+        let wanted = bridge.labels(self);
+        let ours = |key: &str| {
+            let name = key.strip_prefix(&self.config.domain).and_then(|rest| rest.strip_prefix('/'));
+            name.is_some_and(|name| name == "bridge" || name.starts_with("far-"))
+        };
+        let labels = self.pod.pointer("/metadata/labels").and_then(Value::as_object);
+        for (key, value) in labels.into_iter().flatten().filter(|(key, _)| ours(key)) {
+            let remedy = match wanted.iter().find(|(wanted, _)| wanted == key) {
+                Some((_, wanted)) if value == wanted || value.is_null() => continue,
+                Some((_, wanted)) => format!("remove it, or set it to {wanted:?}"),
+                None => "remove it".to_owned(),
+            };
+            let what = format!(
+                "the pod has the label {key} with the value {value}, which selects the bridge of another pod's links"
+            );
+            return Err(self.refuse(self.far_place(), "label", what, remedy));
+        }
+        Ok(())
+    }
+
     /// Refuses a port of the pod that the sidecar or the bridge needs.
-    fn check_port(&self, port: u16, whose: &str, place: Position) -> RuleResult {
+    fn check_port(&self, port: u16, protocol: &str, whose: &str, place: Position) -> RuleResult {
+        let is_same = |of_pod: &Value| {
+            of_pod.get("containerPort").and_then(Value::as_u64) == Some(port.into())
+                && pod::text(of_pod, "/protocol").unwrap_or("TCP") == protocol
+        };
         let has_it = |container: &Container<'_>| {
-            !container.is_ours()
-                && pod::list(container.value, "/ports")
-                    .any(|p| p.get("containerPort").and_then(Value::as_u64) == Some(port.into()))
+            !container.is_ours() && pod::list(container.value, "/ports").any(is_same)
         };
         match pod::containers(self.pod).find(has_it) {
             None => Ok(()),

@@ -254,8 +254,11 @@ struct BridgeValues {
     image: Option<String>,
     /// CPU request of injected bridges.
     cpu: Option<Quantity>,
-    /// Memory limit in addition to the memory of replicas.
+    /// Memory limit in addition to the memory of replicas and of the messages that bridges hold.
     memory: Option<Quantity>,
+    /// Far nodes of one link for which the memory limit of a primary's bridge has room.
+    #[schemars(range(min = 1, max = 64))]
+    peers: Option<u32>,
     /// Port of probes and metrics.
     #[schemars(range(min = 1, max = 65535))]
     admin_port: Option<u16>,
