@@ -1,12 +1,12 @@
 //! A bridge: its sessions, one for each peer of each link.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use prometheus_client::metrics::family::Family;
@@ -17,7 +17,7 @@ use shmesh::config::LinkName;
 use tracing::{error, info};
 
 use crate::certificates::CertificateCounts;
-use crate::engine::{Engine, Guard, Outlet};
+use crate::engine::{AddressLookup, Engine, Guard, Outlet};
 use crate::frame::{Frame, ProtocolVersions};
 use crate::place::{Distance, Places};
 use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionSettings};
@@ -37,6 +37,7 @@ pub struct Metrics {
     connected: Family<SessionLabels, Gauge>,
     near: Family<SessionLabels, Gauge>,
     standby: Family<SessionLabels, Gauge>,
+    primaries: Family<SessionLabels, Gauge>,
     /// Counters of certificates that were refused, replaced or unusable.
     pub certificates: CertificateCounts,
 }
@@ -75,6 +76,11 @@ impl Metrics {
             "near",
             "1 if the link is in this bridge's own IPC directory, so that nothing is carried",
             self.near.clone(),
+        );
+        registry.register(
+            "primaries",
+            "Places with a primary of the link, as announcements and the addresses of its Service say; more than 1 is a mistake",
+            self.primaries.clone(),
         );
         registry.register("standby", "1 if another bridge of this node has the link", self.standby.clone());
         registry.register(
@@ -137,6 +143,11 @@ pub struct ClusterPlace {
     pub near: Vec<LinkName>,
 }
 
+/// How often the addresses of a link are looked up.
+const LOOK_UP_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a link may have two primaries, as while a pod is replaced, until it is an error.
+const TWO_PRIMARIES_LIMIT: Duration = Duration::from_secs(30);
+
 /// How often a bridge tries to get a link that another bridge of its place has.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -156,6 +167,8 @@ struct HomeOrFar {
     sessions: Mutex<Sessions>,
     /// On a cluster, a far node's session begins and ends with what it finds there.
     places: Option<Places>,
+    /// The addresses of bridges with the link, when they were looked up last.
+    addresses: Mutex<Vec<String>>,
     /// The announcements and watches at the engine.
     guards: Mutex<Vec<Guard>>,
     keeper: Mutex<Option<JoinHandle<()>>>,
@@ -209,6 +222,7 @@ impl Bridge {
                     .as_ref()
                     .filter(|_| config.end == BridgeEnd::Far)
                     .map(|_| Places::default()),
+                addresses: Mutex::default(),
                 guards: Mutex::default(),
                 keeper: Mutex::default(),
             });
@@ -335,17 +349,18 @@ impl HomeOrFar {
     fn keep_on_cluster(self: &Arc<Self>, engine: &dyn Engine, cluster: &ClusterPlace) -> Result<()> {
         let link = &self.template.link;
         let may_be_near = cluster.near.contains(link);
-        if may_be_near {
-            let watcher = Arc::downgrade(self);
-            let on_place = Arc::new(move |name: &str, is_there| {
-                if let Some(end) = watcher.upgrade()
-                    && let Some(places) = &end.places
-                {
-                    places.set(name, is_there);
-                }
-            });
-            self.guard(engine.watch(link.as_str(), on_place)?);
-        }
+        let watcher = Arc::downgrade(self);
+        let on_place = Arc::new(move |name: &str, is_there| {
+            if let Some(end) = watcher.upgrade()
+                && let Some(places) = &end.places
+            {
+                places.set(name, is_there);
+            }
+        });
+        self.guard(engine.watch(link.as_str(), on_place)?);
+        let (end, lookup) = (Arc::downgrade(self), engine.addresses(link.as_str()));
+        let addresses = std::thread::Builder::new().name(format!("{link}:addresses"));
+        addresses.spawn(move || look_up(&end, &lookup)).context("cannot start a thread")?;
         let (end, place) = (Arc::clone(self), cluster.place.clone());
         let keeper = std::thread::Builder::new().name(format!("{link}:keeper"));
         let keeper = keeper.spawn(move || end.keep(&place, may_be_near)).context("cannot start a thread")?;
@@ -362,6 +377,7 @@ impl HomeOrFar {
         let near = self.metrics.near.get_or_create_owned(&of_link);
         let standby = self.metrics.standby.get_or_create_owned(&of_link);
         let mut complaint = String::new();
+        let mut primaries = PrimariesCheck::default();
         while !self.stop.load(Ordering::Acquire) {
             let distance = if may_be_near { places.distance(place) } else { Distance::Far };
             match distance {
@@ -406,8 +422,17 @@ impl HomeOrFar {
                     }
                 }
             }
+            self.metrics.primaries.get_or_create(&of_link).set(primaries.count(
+                link,
+                &places.all(),
+                &self.addresses(),
+            ));
             places.wait(STANDBY_INTERVAL);
         }
+    }
+
+    fn addresses(&self) -> MutexGuard<'_, Vec<String>> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin_if_none(&self) -> Result<()> {
@@ -422,6 +447,45 @@ impl HomeOrFar {
             running.stop();
             running.join();
         }
+    }
+}
+
+/// Counts the primaries of a link, and logs if there are two for long.
+#[derive(Default)]
+struct PrimariesCheck {
+    since: Option<Instant>,
+    is_logged: bool,
+}
+
+impl PrimariesCheck {
+    fn count(&mut self, link: &LinkName, places: &BTreeSet<String>, addresses: &[String]) -> i64 {
+        let count = places.len().max(addresses.len());
+        if count < 2 {
+            *self = Self::default();
+        } else if self.since.get_or_insert_with(Instant::now).elapsed() >= TWO_PRIMARIES_LIMIT
+            && !self.is_logged
+        {
+            self.is_logged = true;
+            error!(
+                %link,
+                ?places,
+                ?addresses,
+                "the link has {count} primaries: give `side: primary` to one pod of the namespace. This bridge stays with the one that it is \
+                 connected to"
+            );
+        }
+        i64::try_from(count).unwrap_or(i64::MAX)
+    }
+}
+
+/// Looks up the addresses of a link until it has gone. In a thread of its own, because a look-up can take long.
+fn look_up(end: &Weak<HomeOrFar>, lookup: &AddressLookup) {
+    loop {
+        let found = lookup();
+        let Some(end) = end.upgrade() else { return };
+        *end.addresses() = found;
+        drop(end);
+        std::thread::sleep(LOOK_UP_INTERVAL);
     }
 }
 

@@ -17,6 +17,9 @@ pub type SentFrame = Arc<Vec<u8>>;
 /// Called with the name of a bridge that has the link, `<place>/<number>`, and whether it has come or gone.
 pub type OnPlace = Arc<dyn Fn(&str, bool) + Send + Sync>;
 
+/// Looks up network addresses, which may take seconds.
+pub type AddressLookup = Box<dyn Fn() -> Vec<String> + Send>;
+
 /// Keeps an announcement or a watch until it is dropped.
 pub type Guard = Box<dyn Any + Send + Sync>;
 
@@ -48,6 +51,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// # Errors
     /// The engine cannot listen.
     fn watch(&self, link: &str, on_place: OnPlace) -> Result<Guard>;
+
+    /// Returns how the network addresses of bridges that have the link are looked up.
+    fn addresses(&self, _link: &str) -> AddressLookup {
+        Box::new(Vec::new)
+    }
 }
 
 /// Where frames go out.

@@ -1,6 +1,6 @@
 //! Where the ends of a link are: on a cluster, a bridge learns at run time whether the link is in its own IPC directory.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -69,6 +69,12 @@ impl Places {
         }
     }
 
+    /// The places at which the link is. A link has one primary, and so one place.
+    pub(crate) fn all(&self) -> BTreeSet<String> {
+        let place = |name: &String| name.split('/').next().unwrap_or_default().to_owned();
+        self.known().iter().map(place).collect()
+    }
+
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
     }
@@ -116,6 +122,9 @@ mod tests {
         assert_eq!(places.distance("a.1"), Distance::Near);
         places.set("a.1/9", false);
         assert_eq!(places.distance("a.1"), Distance::Far);
+        places.set("b.1/6", true);
+        assert_eq!(places.all(), BTreeSet::from(["b.1".to_owned()]), "two bridges of one place");
+        places.set("b.1/6", false);
         places.set("b.1/7", false);
         assert_eq!(places.distance("a.1"), Distance::Unknown);
     }

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::net::ToSocketAddrs;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, anyhow};
@@ -17,7 +18,7 @@ use zenoh::sample::SampleKind;
 use zenoh::{Session, Wait};
 
 use crate::certificates::CertificateCounts;
-use crate::engine::{Engine, Guard, OnFrame, OnPlace, Outlet, SentFrame};
+use crate::engine::{AddressLookup, Engine, Guard, OnFrame, OnPlace, Outlet, SentFrame};
 pub use crate::renewable_session::NetworkPlace;
 use crate::renewable_session::{CertificateWatcher, RenewableSession};
 
@@ -56,11 +57,15 @@ impl ZenohEngine {
         Self { place, counts, sessions: Mutex::default() }
     }
 
+    /// Where to connect to for a link.
+    fn connect(&self, link: &str) -> Vec<String> {
+        let of_link = self.place.connect_links.iter().filter(|(name, _)| name == link);
+        self.place.connect.iter().chain(of_link.map(|(_, address)| address)).cloned().collect()
+    }
+
     /// The session for the addresses of a link. Returns before a connection is made.
     fn session(&self, link: &str) -> Result<Arc<RenewableSession>> {
-        let of_link = self.place.connect_links.iter().filter(|(name, _)| name == link);
-        let connect: Vec<_> =
-            self.place.connect.iter().chain(of_link.map(|(_, address)| address)).cloned().collect();
+        let connect = self.connect(link);
         let mut sessions = lock(&self.sessions);
         if let Some(open) = sessions.get(&connect) {
             return Ok(Arc::clone(&open.session));
@@ -148,6 +153,25 @@ impl Engine for ZenohEngine {
         };
         self.session(link)?.declare(true, Box::new(watch))
     }
+
+    fn addresses(&self, link: &str) -> AddressLookup {
+        let connect = self.connect(link);
+        Box::new(move || {
+            let mut addresses: Vec<_> = connect.iter().flat_map(|address| resolved(address)).collect();
+            addresses.sort_unstable();
+            addresses.dedup();
+            addresses
+        })
+    }
+}
+
+/// The network addresses of a host, from an address like `quic/host:7447`.
+fn resolved(address: &str) -> Vec<String> {
+    let host = address.split_once('/').map_or(address, |(_, host)| host);
+    let host = host.split(['?', '#']).next().unwrap_or(host);
+    // A host without addresses has no bridge.
+    let found = host.to_socket_addrs().into_iter().flatten();
+    found.map(|found| found.ip().to_string()).collect()
 }
 
 /// The announcements that a session has seen.
@@ -258,5 +282,19 @@ impl ZenohOutlet {
         let publisher = Arc::new(publisher.map_err(|error| anyhow!("cannot send {key}: {error}"))?);
         publishers.by_node.insert(node.to_owned(), Arc::clone(&publisher));
         Ok(publisher)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_of_the_host() {
+        assert_eq!(resolved("quic/192.0.2.7:7447"), ["192.0.2.7"]);
+        assert_eq!(resolved("tcp/[::1]:7447#iface=lo"), ["::1"]);
+        assert!(resolved("tcp/localhost:7447").contains(&"127.0.0.1".to_owned()));
+        assert_eq!(resolved("quic/none.invalid:7447"), [""; 0]);
+        assert_eq!(resolved("pigeon"), [""; 0]);
     }
 }

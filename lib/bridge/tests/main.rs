@@ -8,6 +8,8 @@ mod addresses;
 mod carried;
 #[path = "suite/networks.rs"]
 mod networks;
+#[path = "suite/primaries.rs"]
+mod primaries;
 #[path = "suite/processes.rs"]
 mod processes;
 #[path = "suite/renewal.rs"]
