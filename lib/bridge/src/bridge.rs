@@ -166,7 +166,7 @@ struct HomeOrFar {
     stop: AtomicBool,
     sessions: Mutex<Sessions>,
     /// On a cluster, a far node's session begins and ends with what it finds there.
-    places: Option<Places>,
+    places: Option<Arc<Places>>,
     /// The addresses of bridges with the link, when they were looked up last.
     addresses: Mutex<Vec<String>>,
     /// The announcements and watches at the engine.
@@ -221,7 +221,7 @@ impl Bridge {
                     .cluster
                     .as_ref()
                     .filter(|_| config.end == BridgeEnd::Far)
-                    .map(|_| Places::default()),
+                    .map(|_| Arc::default()),
                 addresses: Mutex::default(),
                 guards: Mutex::default(),
                 keeper: Mutex::default(),
@@ -349,14 +349,10 @@ impl HomeOrFar {
     fn keep_on_cluster(self: &Arc<Self>, engine: &dyn Engine, cluster: &ClusterPlace) -> Result<()> {
         let link = &self.template.link;
         let may_be_near = cluster.near.contains(link);
-        let watcher = Arc::downgrade(self);
-        let on_place = Arc::new(move |name: &str, is_there| {
-            if let Some(end) = watcher.upgrade()
-                && let Some(places) = &end.places
-            {
-                places.set(name, is_there);
-            }
-        });
+        let Some(places) = &self.places else { return Ok(()) };
+        // Not this end itself, whose guards may not be dropped in a callback of theirs.
+        let of_watch = Arc::clone(places);
+        let on_place = Arc::new(move |name: &str, is_there| of_watch.set(name, is_there));
         self.guard(engine.watch(link.as_str(), on_place)?);
         let (end, lookup) = (Arc::downgrade(self), engine.addresses(link.as_str()));
         let addresses = std::thread::Builder::new().name(format!("{link}:addresses"));

@@ -47,7 +47,18 @@ impl LoadedCertificates {
             std::fs::read(path)
                 .with_context(|| format!("cannot read the certificate file {}", path.display()))
         };
-        let contents = [read(&files.authority)?, read(&files.certificate)?, read(&files.key)?];
+        let read_all = || {
+            Ok::<_, anyhow::Error>([read(&files.authority)?, read(&files.certificate)?, read(&files.key)?])
+        };
+        let mut contents = read_all()?;
+        // Until they were not replaced while they were read.
+        loop {
+            let again = read_all()?;
+            if again == contents {
+                break;
+            }
+            contents = again;
+        }
         let copy = |content: &Vec<u8>| -> std::io::Result<File> {
             let mut copy = memfd("shmesh-bridge-tls", false)?;
             copy.write_all(content)?;

@@ -69,7 +69,7 @@ struct Args {
     #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     peer_timeout: u64,
 
-    /// Certificate of the authority that signed the bridges' certificates (PEM), for addresses like tls/host:7447
+    /// Certificate of the authority that signed the bridges' certificates (PEM), for addresses like quic/host:7447
     #[arg(long, value_name = "FILE", requires_all = ["certificate", "key"])]
     authority: Option<PathBuf>,
 
@@ -160,6 +160,7 @@ fn run(args: &Args) -> Result<()> {
     let engine = ZenohEngine::new(place, metrics.certificates.clone());
     let bridge = Bridge::start(&config, &engine, &metrics)?;
     let served = serve(args, filter, &metrics);
+    engine.keep_sessions();
     bridge.stop();
     served
 }

@@ -52,6 +52,8 @@ struct Declaration {
     /// Whether the old guard is dropped before the next one is made.
     is_exclusive: bool,
     guard: Option<Guard>,
+    /// Whether it is still to be declared on the present session.
+    is_failed: bool,
 }
 
 impl Declaration {
@@ -60,6 +62,7 @@ impl Declaration {
             self.guard = None;
         }
         self.guard = Some((self.declare)(session)?);
+        self.is_failed = false;
         Ok(())
     }
 }
@@ -68,6 +71,17 @@ impl Declaration {
 struct Declarations {
     count: u64,
     by_number: BTreeMap<u64, Declaration>,
+}
+
+impl Declarations {
+    /// Declares on the present session what is not declared there. What fails is tried again with the next look at the files.
+    fn renew_failed(&mut self, session: &Session) {
+        for declaration in self.by_number.values_mut().filter(|declaration| declaration.is_failed) {
+            if let Err(error) = declaration.renew(session) {
+                error!("{error:#}");
+            }
+        }
+    }
 }
 
 /// The present session, and what the next one needs.
@@ -115,7 +129,7 @@ impl RenewableSession {
         let guard = Some(declare(&self.session())?);
         declarations.count += 1;
         let number = declarations.count;
-        declarations.by_number.insert(number, Declaration { declare, is_exclusive, guard });
+        declarations.by_number.insert(number, Declaration { declare, is_exclusive, guard, is_failed: false });
         Ok(Box::new(DeclarationGuard { connection: Arc::clone(self), number }))
     }
 
@@ -130,6 +144,7 @@ impl RenewableSession {
         let new = LoadedCertificates::read(files)?;
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if loaded.as_ref().is_some_and(|loaded| loaded.is_same(&new)) {
+            self.declarations().renew_failed(&self.session());
             return Ok(());
         }
         // Whether the files can be used at all, which does not need the bridge's own port.
@@ -188,6 +203,7 @@ impl RenewableSession {
         declarations.by_number.values_mut().for_each(|declaration| declaration.guard = None);
         close(&self.session());
         let begun = Instant::now();
+        let mut is_logged = false;
         loop {
             let error = match open(&self.place, Some(new), &self.counts) {
                 Ok(session) => {
@@ -196,11 +212,19 @@ impl RenewableSession {
                 }
                 Err(error) => error,
             };
-            if begun.elapsed() > LISTEN_LIMIT
-                && let Ok(session) = open(&self.place, old, &self.counts)
-            {
-                self.replace(&mut declarations, session);
-                return Err(error);
+            if begun.elapsed() > LISTEN_LIMIT {
+                match open(&self.place, old, &self.counts) {
+                    Ok(session) => {
+                        self.replace(&mut declarations, session);
+                        return Err(error);
+                    }
+                    Err(with_old) if !is_logged => {
+                        error!("this bridge cannot listen any longer, and tries it again: {with_old:#}");
+                        self.counts.unusable.inc();
+                        is_logged = true;
+                    }
+                    Err(_) => {}
+                }
             }
             if stop.load(Ordering::Acquire) {
                 return Err(error);
@@ -210,11 +234,8 @@ impl RenewableSession {
     }
 
     fn replace(&self, declarations: &mut Declarations, session: Session) {
-        for declaration in declarations.by_number.values_mut() {
-            if let Err(error) = declaration.renew(&session) {
-                error!("{error:#}");
-            }
-        }
+        declarations.by_number.values_mut().for_each(|declaration| declaration.is_failed = true);
+        declarations.renew_failed(&session);
         let mut present = self.session.write().unwrap_or_else(PoisonError::into_inner);
         *present = (present.0 + 1, session);
     }
@@ -233,7 +254,7 @@ impl Drop for DeclarationGuard {
     }
 }
 
-/// The thread that replaces sessions. It ends when this is dropped.
+/// The thread that replaces sessions. It is stopped when this is dropped, or before.
 #[derive(Debug)]
 pub(crate) struct CertificateWatcher {
     stop: Arc<AtomicBool>,
@@ -250,11 +271,20 @@ impl CertificateWatcher {
     }
 }
 
+impl CertificateWatcher {
+    /// Lets the thread end, without waiting for it.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
 impl Drop for CertificateWatcher {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop();
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
             // A panic has been logged.
             let _ = thread.join();
         }

@@ -37,7 +37,7 @@ pub struct ZenohEngine {
 #[derive(Debug)]
 struct OpenSession {
     /// Ends before the session.
-    _watcher: Option<CertificateWatcher>,
+    watcher: Option<CertificateWatcher>,
     session: Arc<RenewableSession>,
 }
 
@@ -46,7 +46,7 @@ impl OpenSession {
         let interval = place.certificates.as_ref().map(|_| place.certificate_interval);
         let session = Arc::new(RenewableSession::open(place, counts.clone())?);
         let watcher = interval.map(|interval| CertificateWatcher::start(Arc::clone(&session), interval));
-        Ok(Self { _watcher: watcher.transpose()?, session })
+        Ok(Self { watcher: watcher.transpose()?, session })
     }
 }
 
@@ -55,6 +55,12 @@ impl ZenohEngine {
     #[must_use]
     pub fn new(place: NetworkPlace, counts: CertificateCounts) -> Self {
         Self { place, counts, sessions: Mutex::default() }
+    }
+
+    /// Replaces no more sessions. To be called before what is declared on them is given up: that waits for a replacement.
+    pub fn keep_sessions(&self) {
+        let sessions = lock(&self.sessions);
+        sessions.values().filter_map(|open| open.watcher.as_ref()).for_each(CertificateWatcher::stop);
     }
 
     /// Where to connect to for a link.

@@ -63,7 +63,7 @@ impl BridgePlan {
 
 /// Messages of one direction that a bridge holds for one far node at most: `WINDOW_MAX` of its `session.rs`.
 const BRIDGE_WINDOW: u64 = 256;
-/// Bytes that they have at most, unless one message has more: `MAX_BYTES` of its `stream.rs`.
+/// Bytes from which on it takes no further one: `MAX_BYTES` of its `stream.rs`.
 const BRIDGE_WINDOW_BYTES: u64 = 32 << 20;
 
 /// Returns the bytes of a link's messages that the bridge holds at most, in both directions, with so many far nodes at the primary.
@@ -75,7 +75,7 @@ fn held_bytes(link: &PodLink, nodes: u32) -> u64 {
     let messages = u64::from(config.ring_len.next_power_of_two()).min(BRIDGE_WINDOW);
     let is_single = config.ring_mode == RingMode::Spsc || config.receivers == Receivers::One;
     let nodes = if link.side == Side::Secondary || is_single { 1 } else { u64::from(nodes) };
-    let of_node = (messages * largest).min(BRIDGE_WINDOW_BYTES.max(largest));
+    let of_node = messages.saturating_mul(largest).min(BRIDGE_WINDOW_BYTES.saturating_add(largest));
     of_node.saturating_mul(2 * nodes)
 }
 
