@@ -333,7 +333,6 @@ fn open(
     set("connect/timeout_ms", "-1".into())?;
     set("connect/exit_on_failure", "false".into())?;
     set("connect/retry", "{period_init_ms: 100, period_max_ms: 2000, period_increase_factor: 2}".into())?;
-    set("open/return_conditions/connect_scouted", "false".into())?;
     // QUIC does not tell when the other process was killed.
     set("transport/link/tx/lease", "5000".into())?;
     set("scouting/multicast/enabled", "false".into())?;

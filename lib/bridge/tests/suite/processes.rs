@@ -310,7 +310,7 @@ impl Authority {
 
 #[test]
 fn certificates_of_another_authority_are_refused() {
-    let (home, far, address) = (dir(), dir(), address("tls"));
+    let (home, far, address) = (dir(), dir(), address("quic"));
     let (ours, theirs) = (Authority::new(), Authority::new());
     let args = |flag, authority: &Authority| {
         let mut args = vec![flag, address.clone(), "--node".to_owned(), "edge".to_owned()];
@@ -336,7 +336,7 @@ fn certificates_of_another_authority_are_refused() {
 /// Both bridges share the files here. One after the other is restarted with new ones, while messages cross and the other goes on.
 #[test]
 fn certificates_are_replaced_in_turn() {
-    let (home, far, address, authority) = (dir(), dir(), address("tls"), Authority::new());
+    let (home, far, address, authority) = (dir(), dir(), address("quic"), Authority::new());
     let start = |is_home: bool| {
         let (dir, flag) = if is_home { (&home, "--listen") } else { (&far, "--connect") };
         let mut args = vec![flag, &address, "--node", "edge"];
@@ -408,7 +408,7 @@ fn get(admin: &str, path: &str) -> std::io::Result<String> {
 /// One authority signs the certificates of all namespaces.
 #[test]
 fn certificate_of_another_namespace_has_no_access() {
-    let (home, far, address) = (dir(), dir(), address("tls"));
+    let (home, far, address) = (dir(), dir(), address("quic"));
     let admin = free_address();
     let authority = Authority::new();
     let start = |flag: &str, dir: &Path, namespace: &str, allows: &str| {
