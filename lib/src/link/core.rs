@@ -686,9 +686,14 @@ pub(crate) struct HeldSamples {
 }
 
 impl HeldSamples {
-    /// Whether one of them may be in this cell.
+    /// Whether there are any.
     #[inline(always)]
-    pub(crate) fn may_be_in(&self, cell: u32) -> bool {
+    pub(crate) fn any(&self) -> bool {
+        self.bits.get() != 0
+    }
+
+    /// Whether one of them may be in this cell.
+    fn may_be_in(&self, cell: u32) -> bool {
         self.bits.get() >> (cell % 64) & 1 != 0
     }
 
@@ -707,6 +712,9 @@ impl HeldSamples {
     #[cold]
     #[inline(never)]
     pub(crate) fn end(&self, cell: u32, owner: MsgOwner) -> Option<u64> {
+        if !self.may_be_in(cell) {
+            return None;
+        }
         let is_it = |sample: &HeldSample| sample.cell == cell && sample.owner == owner;
         let place = self.samples.iter().find(|sample| sample.get().as_ref().is_some_and(is_it))?;
         let ended = place.take()?;

@@ -167,11 +167,15 @@ impl Endpoint {
         SeatOwners { core: &self.core, seat: self.me.seat, held: Some(&self.held_samples) }
     }
 
-    /// Counts how long a message was held that was just released, if it is a sampled one.
+    /// Whether this handle holds sampled messages.
     #[inline(always)]
+    pub(crate) fn holds_samples(&self) -> bool {
+        self.held_samples.any()
+    }
+
+    /// Counts how long a message was held that was just released, if it is a sampled one.
     pub(crate) fn count_hold(&self, cell: u32, owner: MsgOwner) {
-        if self.held_samples.may_be_in(cell)
-            && let Some(since) = self.held_samples.end(cell, owner)
+        if let Some(since) = self.held_samples.end(cell, owner)
             && let Some(times) = &self.core.times
         {
             times.count(self.me.seat, Time::Hold, now().saturating_sub(since));
@@ -181,16 +185,7 @@ impl Endpoint {
     /// When a message was received that is about to become independent of this handle, if it is a sampled one in a buffer; otherwise 0.
     #[inline]
     pub(crate) fn sampled_since(&self, cell: u32, owner: MsgOwner) -> u64 {
-        if self.held_samples.may_be_in(cell) { self.held_samples.end(cell, owner).unwrap_or(0) } else { 0 }
-    }
-
-    /// Counts the age of the message that this reader has just received from a broadcast ring, if it is a sampled one. It is in
-    /// this buffer, if it is in one.
-    #[inline(always)]
-    pub(crate) fn count_age_of_read(&self, held: Option<(u32, MsgOwner)>) {
-        if let Some((age, now)) = self.reader().sampled.take() {
-            self.receiving().count_age(age, now, held);
-        }
+        if self.holds_samples() { self.held_samples.end(cell, owner).unwrap_or(0) } else { 0 }
     }
 
     /// This participant's state as the single producer of a ring. Takes the role at the first use. Returns `Err` if another

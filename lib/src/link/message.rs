@@ -261,20 +261,18 @@ impl Link {
         let reader = self.endpoint.reader();
         let taken = ring.take(
             reader,
+            #[inline(always)]
             |entry, lines| self.inline(entry, lines),
+            #[inline(always)]
             |entry, token| {
                 let shared = self.shared_with_others(entry, token);
                 shared.inspect_err(|_| ring.release(reader, token))
             },
+            |Message { received, .. }, age, now| {
+                let held = (!received.is_inline()).then_some((received.cell, received.owner));
+                self.endpoint.receiving().count_age(age, now, held);
+            },
         );
-        match &taken {
-            Ok(Some(Message { received: ReceivedParts { owner, cell, .. }, .. })) => {
-                self.endpoint.count_age_of_read((*owner != INLINE).then_some((*cell, *owner)));
-            }
-            Ok(None) => {}
-            // A damaged message has no age.
-            Err(_) => reader.sampled.set(None),
-        }
         taken.map_err(|error| match error {
             TakeError::Wild(wild) => self.corrupt(wild),
             TakeError::Holding => {
@@ -383,13 +381,29 @@ impl Link {
         if owner == INLINE {
             return self.inline_buffers.give_back(bytes);
         }
+        if self.endpoint.holds_samples() {
+            return self.end_counted(owner, cell, data);
+        }
+        self.release(owner, cell, data);
+    }
+
+    /// Ends a message in a buffer, and counts how long it was held if it is a sampled one.
+    #[cold]
+    #[inline(never)]
+    fn end_counted(&self, owner: MsgOwner, cell: u32, data: DataRef) {
+        if self.release(owner, cell, data) {
+            self.endpoint.count_hold(cell, owner);
+        }
+    }
+
+    /// Releases a message in a buffer. Returns `false` if this participant was evicted, and others have the buffers.
+    #[inline(always)]
+    fn release(&self, owner: MsgOwner, cell: u32, data: DataRef) -> bool {
         if let (Some(token), Ring::Broadcast(ring)) = (owner.token(), self.incoming()) {
             ring.release(self.endpoint.reader(), ReadToken(token));
-        } else if !self.endpoint.release(cell, owner, data) {
-            // This participant was evicted, and others have the buffers.
-            return;
+            return true;
         }
-        self.endpoint.count_hold(cell, owner);
+        self.endpoint.release(cell, owner, data)
     }
 }
 

@@ -9,8 +9,8 @@ use super::{MAX_SEATS, SeatIndex};
 use crate::segment::Lines;
 use crate::sync::{AtomicU64, Ordering, WORDS_PER_LINE};
 
-/// Number of buckets of a histogram.
-const BUCKETS: usize = 128;
+/// Number of buckets of a histogram. In models few: each word costs time there.
+const BUCKETS: usize = if cfg!(loom) { 7 } else { 128 };
 /// The lines of one histogram: its buckets, and one with the sum.
 const HISTOGRAM_LINES: usize = BUCKETS / WORDS_PER_LINE + 1;
 /// The lines of all seats, two histograms each.

@@ -75,8 +75,9 @@ pub(crate) enum Look {
     Gone,
 }
 
-/// Access to the owner words of a ring's entries.
-pub(crate) trait Owners {
+/// Access to the owner words of a ring's entries. [`Copy`]: cold functions are given a copy, so that the one of the hot paths
+/// need not be in memory.
+pub(crate) trait Owners: Copy {
     /// The buffer or inline cell of an entry.
     type Cell: Copy;
     /// Checks the cell that an entry names.
@@ -165,14 +166,11 @@ impl Words {
 
     #[inline(always)]
     fn publish(&self, position: u64, entry: RingEntry) {
-        if self.is_sampled(position) {
-            self.stamp(position);
-        }
         self.view().publish(position, entry);
     }
 
     /// Whether the time of the message at `position` is counted. Not in [`WordsView`]: one instruction that reads memory costs
-    /// less than a register.
+    /// less than a register. Hot paths call nothing where it is: what lives across a call would be saved for each message.
     #[inline(always)]
     fn is_sampled(&self, position: u64) -> bool {
         position & self.stamps.mask == 0

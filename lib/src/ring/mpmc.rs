@@ -33,6 +33,9 @@ pub(crate) struct Mpmc {
 pub(crate) struct Producer {
     /// `head` as last read. May be stale, and have any value if a hostile peer wrote `head`.
     head: Cell<u64>,
+    /// The first position after the last message at which the ring seems full, or that is sampled. Not more than the capacity
+    /// after it, whatever `head` is.
+    limit: Cell<u64>,
 }
 
 /// The reason why a message could not be sent.
@@ -41,6 +44,9 @@ pub(crate) enum PushError {
     Full,
     Wild(WildWord),
 }
+
+/// A message that a consumer received, if there was one: its entry, its cell and its owner word.
+type PopResult<O> = Result<Option<(RingEntry, <O as Owners>::Cell, u64)>, WildWord>;
 
 impl From<RingFull> for PushError {
     fn from(_: RingFull) -> Self {
@@ -61,19 +67,19 @@ impl Mpmc {
     /// Sends one message by its entry.
     #[inline(always)]
     pub(crate) fn push(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
-        self.push_as::<false>(me, entry)
-    }
-
-    /// As [`push`](Self::push), at a position that may be a sampled one. A function of its own: a call in the loop of all others would
-    /// make them slower.
-    #[cold]
-    #[inline(never)]
-    fn push_sampled(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
         self.push_as::<true>(me, entry)
     }
 
+    /// As [`push`](Self::push), at any position. A function of its own: a call in the loop of all others would make them
+    /// slower.
+    #[cold]
+    #[inline(never)]
+    fn push_anywhere(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
+        self.push_as::<false>(me, entry)
+    }
+
     #[inline(always)]
-    fn push_as<const STAMPS: bool>(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
+    fn push_as<const PLAIN: bool>(&self, me: &Producer, entry: RingEntry) -> Result<(), PushError> {
         let words = self.words.view();
         let tail = words.control(TAIL);
         for _ in 0..words.capacity() + ROUNDS_MAX {
@@ -97,14 +103,12 @@ impl Mpmc {
                 spin();
                 continue;
             }
-            if looks_full(words, me, position) {
-                return Err(PushError::Full);
-            }
-            if self.words.is_sampled(position) {
-                if !STAMPS {
-                    return self.push_sampled(me, entry);
+            if PLAIN {
+                if position.wrapping_sub(me.limit.get()).cast_signed() >= 0 {
+                    return self.push_anywhere(me, entry);
                 }
-                self.words.stamp(position);
+            } else {
+                self.pass_limit(me, position)?;
             }
             // PUBLISH
             if slot.compare_exchange(seen, entry.in_lap(here), Ordering::Release, Ordering::Relaxed).is_ok() {
@@ -120,6 +124,26 @@ impl Mpmc {
             }
         }
         Err(PushError::Wild(WildWord("a ring whose slots never settle")))
+    }
+
+    /// Checks that there is room for a message at `position`, writes its time if it is sampled, and sets the next limit.
+    fn pass_limit(&self, me: &Producer, position: u64) -> Result<(), RingFull> {
+        let capacity = self.words.capacity();
+        // Unsigned: a copy beyond `position` is refreshed too, so a wild value does not outlast the damage.
+        if position.wrapping_sub(me.head.get()) >= capacity {
+            // CONSUME
+            me.head.set(self.words.control(HEAD).load(Ordering::Acquire));
+            // Signed: consumers may have passed an old position, and then the exchange on its slot fails.
+            if position.wrapping_sub(me.head.get()).cast_signed() >= capacity.cast_signed() {
+                return Err(RingFull);
+            }
+        }
+        if self.words.is_sampled(position) {
+            self.words.stamp(position);
+        }
+        let room = capacity.saturating_sub(position.wrapping_sub(me.head.get()));
+        me.limit.set(position.wrapping_add(room.min(self.words.stamps.until_next(position)).max(1)));
+        Ok(())
     }
 
     /// Receives one message: its entry, its cell and its owner word.
@@ -210,11 +234,21 @@ impl Mpmc {
     /// Becomes the owner of the first message at or after `position`, and moves `position` past it. The caller moves
     /// `head`.
     #[inline(always)]
-    fn take<O: Owners>(
-        &self,
-        position: &mut u64,
-        owners: &O,
-    ) -> Result<Option<(RingEntry, O::Cell, u64)>, WildWord> {
+    fn take<O: Owners>(&self, position: &mut u64, owners: &O) -> PopResult<O> {
+        self.take_as::<true, O>(position, owners)
+    }
+
+    /// As [`take`](Self::take), if there is a message at a sampled position. Also returns the new position. A function of its
+    /// own: a call in the loop of all others would make them slower.
+    #[cold]
+    #[inline(never)]
+    fn take_anywhere<O: Owners>(&self, mut position: u64, owners: O) -> (u64, PopResult<O>) {
+        let taken = self.take_as::<false, O>(&mut position, &owners);
+        (position, taken)
+    }
+
+    #[inline(always)]
+    fn take_as<const PLAIN: bool, O: Owners>(&self, position: &mut u64, owners: &O) -> PopResult<O> {
         let words = self.words.view();
         let head = words.control(HEAD);
         for _ in 0..words.capacity() + ROUNDS_MAX {
@@ -240,6 +274,16 @@ impl Mpmc {
                 }
                 continue;
             }
+            if PLAIN && self.words.is_sampled(at) {
+                let (after, taken) = self.take_anywhere(at, *owners);
+                *position = after;
+                // In parts, so that what the others take need not be in memory for the sake of this call.
+                return match taken {
+                    Ok(Some((entry, cell, word))) => Ok(Some((entry, cell, word))),
+                    Ok(None) => Ok(None),
+                    Err(wild) => Err(wild),
+                };
+            }
             let look = match owners.cell(entry) {
                 Ok(cell) => {
                     owners.prefetch(entry, cell);
@@ -264,7 +308,7 @@ impl Mpmc {
                         owners.prefetch(next, next_cell);
                     }
                     if owners.take_at(cell, word) {
-                        if self.words.is_sampled(at) {
+                        if !PLAIN && self.words.is_sampled(at) {
                             let held = (!entry.is_inline()).then_some((cell, word));
                             self.words.arrived(at, owners, held);
                         }
@@ -336,19 +380,6 @@ fn place(words: WordsView<'_>, position: u64) -> (&Line, usize) {
 fn slot(words: WordsView<'_>, position: u64) -> &AtomicU64 {
     let (line, word) = place(words, position);
     line.word(word)
-}
-
-/// Whether the slot of `position` still has a message of the previous lap that was not received.
-#[inline(always)]
-fn looks_full(words: WordsView<'_>, me: &Producer, position: u64) -> bool {
-    // Unsigned: a copy beyond `position` is refreshed too, so a wild value does not outlast the damage.
-    if position.wrapping_sub(me.head.get()) < words.capacity() {
-        return false;
-    }
-    // CONSUME
-    me.head.set(words.control(HEAD).load(Ordering::Acquire));
-    // Signed: consumers may have passed an old position, and then the exchange on its slot fails.
-    position.wrapping_sub(me.head.get()).cast_signed() >= words.capacity().cast_signed()
 }
 
 #[cfg(test)]

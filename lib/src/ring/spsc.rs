@@ -3,7 +3,8 @@
 //! A slot is a whole line: its word, the two ids and 48 bytes. So a small message needs one line and no pool, and up to 112
 //! bytes need a second line. The producer stores the word last (`PUBLISH`); the consumer moves `head` on a line of its own
 //! (`CONSUME`). Neither reads the other's index on the hot path: the consumer reads the slot, and the producer keeps an old
-//! `head` until the ring seems full.
+//! `head` until the ring seems full. It compares its position with one private limit for all that is due from time to time:
+//! another look at `head`, or a sampled message.
 //!
 //! `tail` is not in shared memory: after a crash it is at the first slot that is not new. A consumer that died between
 //! taking a message and moving `head` has not returned the message to its application, so the next consumer gets it again.
@@ -26,8 +27,10 @@ pub(crate) struct Spsc {
 pub(crate) struct Producer {
     /// The position of the next message; always exact.
     tail: Cell<u64>,
-    /// The consumer's position when it was last read; may be too low.
-    head: Cell<u64>,
+    /// The first position at which the ring seems full: the consumer's position when it was last read, a lap later.
+    full: Cell<u64>,
+    /// The position for which the next call of [`pass_send_limit`](Spsc::pass_send_limit) is due: `full`, or a sampled one before.
+    limit: Cell<u64>,
 }
 
 /// The consumer's private state.
@@ -35,6 +38,8 @@ pub(crate) struct Producer {
 pub(crate) struct Consumer {
     /// The position of the next message; always exact.
     head: Cell<u64>,
+    /// The position of the next sampled message.
+    next_sample: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
 }
@@ -63,13 +68,19 @@ impl Spsc {
                     == self.words.lap(position)
             })
             .count() as u64;
-        Producer { tail: Cell::new(head.wrapping_add(published)), head: Cell::new(head) }
+        let tail = || Cell::new(head.wrapping_add(published));
+        Producer { tail: tail(), full: tail(), limit: tail() }
     }
 
     /// Takes the consumer's role where the last consumer stopped.
     pub(crate) fn resume_consumer(&self) -> Consumer {
         let head = self.words.control(HEAD).load(Ordering::Acquire);
-        Consumer { head: Cell::new(head), long: Cell::new(false) }
+        let until_sample = if self.words.is_sampled(head) { 0 } else { self.words.stamps.until_next(head) };
+        Consumer {
+            head: Cell::new(head),
+            next_sample: Cell::new(head.wrapping_add(until_sample)),
+            long: Cell::new(false),
+        }
     }
 
     /// Sends a message in a MSG buffer.
@@ -94,20 +105,36 @@ impl Spsc {
         entry: RingEntry,
         fill: impl FnOnce(WordsView<'_>, u64),
     ) -> Result<(), RingFull> {
-        let (words, tail) = (self.words.view(), me.tail.get());
-        if tail.wrapping_sub(me.head.get()) >= words.capacity() {
+        let tail = me.tail.get();
+        if tail == me.limit.get() {
+            self.pass_send_limit(me)?;
+        }
+        let words = self.words.view();
+        fill(words, tail);
+        words.publish(tail, entry);
+        me.tail.set(tail.wrapping_add(1));
+        Ok(())
+    }
+
+    /// Checks that there is room for a message at the limit, writes its time if it is sampled, and sets the next limit.
+    #[cold]
+    #[inline(never)]
+    fn pass_send_limit(&self, me: &Producer) -> Result<(), RingFull> {
+        let tail = me.tail.get();
+        if tail == me.full.get() {
             // CONSUME: the consumer has read what we are about to overwrite.
-            me.head.set(words.control(HEAD).load(Ordering::Acquire));
-            if tail.wrapping_sub(me.head.get()) >= words.capacity() {
+            let head = self.words.control(HEAD).load(Ordering::Acquire);
+            let room = self.words.capacity().saturating_sub(tail.wrapping_sub(head));
+            if room == 0 {
                 return Err(RingFull);
             }
+            me.full.set(tail.wrapping_add(room));
         }
-        fill(words, tail);
         if self.words.is_sampled(tail) {
             self.words.stamp(tail);
         }
-        words.publish(tail, entry);
-        me.tail.set(tail.wrapping_add(1));
+        let room = me.full.get().wrapping_sub(tail);
+        me.limit.set(tail.wrapping_add(room.min(self.words.stamps.until_next(tail))));
         Ok(())
     }
 
@@ -174,25 +201,30 @@ impl Spsc {
         head: u64,
         owners: &O,
     ) -> Result<Option<TakenMessage<'_, O::Cell>>, WildWord> {
-        let words = self.words.view();
-        let lines = words.lines(head);
-        if me.long.get() {
-            // Fetches both lines at once, where one load after the other would wait for each.
-            prefetch_shared(lines.second());
-        }
-        // PUBLISH
-        let (lap, entry) = RingEntry::split(words.line(head).word(0).load(Ordering::Acquire));
-        if lap != words.lap(head) {
-            if lap.wrapping_add(1) != words.lap(head) {
-                return Err(WildWord("a slot of a lap that was never reached"));
+        let (words, lines, entry) = loop {
+            let words = self.words.view();
+            let lines = words.lines(head);
+            if me.long.get() {
+                // Fetches both lines at once, where one load after the other would wait for each.
+                prefetch_shared(lines.second());
             }
-            return Ok(None);
-        }
+            // PUBLISH
+            let (lap, entry) = RingEntry::split(words.line(head).word(0).load(Ordering::Acquire));
+            if lap != words.lap(head) {
+                if lap.wrapping_add(1) != words.lap(head) {
+                    self.pass_sample(me, head);
+                    return Err(WildWord("a slot of a lap that was never reached"));
+                }
+                return Ok(None);
+            }
+            if head != me.next_sample.get() {
+                break (words, lines, entry);
+            }
+            // And looks again: what lived across the call would be saved for each message.
+            self.count(me, head, entry, *owners);
+        };
         if entry.is_inline() {
             me.long.set(entry.has_second_line());
-            if self.words.is_sampled(head) {
-                self.words.arrived(head, owners, None);
-            }
             return Ok(Some(TakenMessage::Inline(entry, lines)));
         }
         let cell = owners.cell(entry)?;
@@ -208,13 +240,31 @@ impl Spsc {
             Look::Here(word) => {
                 // Before `head` moves: recovery must find every message either in the ring or with an owner.
                 owners.take_alone(cell, word);
-                if self.words.is_sampled(head) {
-                    self.words.arrived(head, owners, Some((cell, word)));
-                }
                 Ok(Some(TakenMessage::Pooled(cell, word)))
             }
             Look::Gone => Err(WildWord("an entry whose buffer has no owner on this ring")),
         }
+    }
+
+    /// Sets the position of the next sampled message, if this is it.
+    #[cold]
+    fn pass_sample(&self, me: &Consumer, position: u64) {
+        if position == me.next_sample.get() {
+            me.next_sample.set(position.wrapping_add(self.words.stamps.until_next(position)));
+        }
+    }
+
+    /// Counts a sampled message that is about to be taken. There is no other consumer, so this one gets it.
+    #[cold]
+    #[inline(never)]
+    fn count<O: Owners>(&self, me: &Consumer, head: u64, entry: RingEntry, owners: O) {
+        self.pass_sample(me, head);
+        let held = match owners.cell(entry).map(|cell| (cell, owners.look_at(entry, cell))) {
+            _ if entry.is_inline() => None,
+            Ok((cell, Ok(Look::Here(word)))) => Some((cell, word)),
+            _ => return,
+        };
+        self.words.arrived(head, &owners, held);
     }
 
     #[inline(always)]

@@ -48,6 +48,11 @@ impl Stamps {
         Self { lines, mask, shift: interval.checked_ilog2().unwrap_or(0) }
     }
 
+    /// Number of positions from `position` to the first sampled one after it, if something is sampled.
+    pub(super) fn until_next(&self, position: u64) -> u64 {
+        (self.mask - (position & self.mask)).saturating_add(1)
+    }
+
     /// The word of a sampled position, and the turn of the position there.
     fn word(&self, position: u64, capacity: u64) -> Option<(&AtomicU64, u64)> {
         let words = (capacity >> self.shift).max(1);

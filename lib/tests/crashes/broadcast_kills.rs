@@ -115,6 +115,7 @@ fn config(slow: SlowReaders) -> LinkConfig {
     let evict_after_ms = u32::try_from(EVICT_AFTER.as_millis()).expect("small");
     config.broadcast = BroadcastConfig { slow, history: HISTORY, evict_after_ms };
     config.ring_len = RING_LEN;
+    config.latency_sample = 2;
     config.spin_us = 5;
     let (msg, data) = lengths(slow);
     config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 128, pool_len: msg };

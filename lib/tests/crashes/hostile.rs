@@ -70,7 +70,9 @@ fn words(base: &Base) -> Vec<(usize, usize)> {
     };
     // The cursors of readers stand behind the other tables of a broadcast link.
     let own = match base.mode {
-        RingMode::Broadcast => base.layout().primary_role()..base.segments[0].len(),
+        RingMode::Broadcast => {
+            base.layout().primary_role()..base.segments[0].len() - base.layout().times().len()
+        }
         RingMode::Mpmc | RingMode::Spsc => base.layout().mutable(),
     };
     of(0, own).chain(pool(1, MSG_LEN)).chain(pool(2, DATA_LEN)).collect()

@@ -77,6 +77,7 @@ fn config(scenario: usize) -> LinkConfig {
     let mut config = LinkConfig::new(NAME.parse().expect("a name"));
     config.ring_mode = mode;
     config.ring_len = RING_LEN;
+    config.latency_sample = 2;
     config.backing = backing;
     config.notify = notify;
     config.spin_us = 5;

@@ -13,6 +13,11 @@ const SEATS: usize = 64;
 const CONTROL_LINES: usize = 14;
 const PAGE: usize = 4096;
 
+/// One message of so many is sampled.
+pub(crate) const LATENCY_SAMPLE: u32 = 2;
+/// Lines of the two histograms of a seat.
+const TIMES_LINES: usize = 2 * (128 / 8 + 1);
+
 /// The word of the next message to take, in lines from a ring's control lines.
 pub(crate) const HEAD: usize = 2;
 
@@ -63,10 +68,23 @@ impl Layout {
         Table { start, len: if self.single { 0 } else { 2 * self.ring_len + for_requests } }
     }
 
-    /// Everything that participants write.
+    /// Everything that participants write, except the counts of times.
     pub(crate) fn mutable(self) -> Range<usize> {
+        self.primary_role()..self.stamps().end
+    }
+
+    /// The stamps of sampled messages of both rings.
+    pub(crate) fn stamps(self) -> Range<usize> {
         // Behind the cells are their second lines, and then what requests need.
-        self.primary_role()..if self.window == 0 { self.tables_end() } else { self.replies().end }
+        let start = if self.window == 0 { self.tables_end() } else { self.replies().end };
+        let words = (self.ring_len / LATENCY_SAMPLE as usize).max(1);
+        start..start + 2 * words.div_ceil(LINE / WORD) * LINE
+    }
+
+    /// The counts of times of all seats.
+    pub(crate) fn times(self) -> Range<usize> {
+        let start = self.stamps().end;
+        start..start + SEATS * TIMES_LINES * LINE
     }
 
     fn tables_end(self) -> usize {

@@ -238,6 +238,7 @@ impl Base {
         config.ring_mode = mode;
         config.request_window = window;
         config.broadcast = rules;
+        config.latency_sample = layout::LATENCY_SAMPLE;
         config.notify = false;
         config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: MSG_LEN };
         config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: BUF_BYTES, pool_len: DATA_LEN };
@@ -255,7 +256,7 @@ impl Base {
             .collect();
         base.layout().check(&words, 1);
         if mode != RingMode::Broadcast {
-            let end = base.layout().mutable().end.next_multiple_of(4096);
+            let end = base.layout().times().end.next_multiple_of(4096);
             assert_eq!(base.segments[0].len(), end, "the layout has changed");
         } else {
             let subscribers = base.layout().control(0, layout::SLEEPERS) + layout::SUBSCRIBERS * layout::WORD;

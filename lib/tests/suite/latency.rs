@@ -56,6 +56,41 @@ fn each_sampled_message_is_counted_once_in_every_mode() {
     }
 }
 
+/// Senders and receivers find out which positions are sampled from where their predecessors stopped, and a full ring moves
+/// none of them.
+#[test]
+fn sampled_positions_do_not_depend_on_who_uses_them() {
+    for mode in MODES {
+        for (ring, interval) in [(2, 4), (16, 4), (16, 16), (16, 1)] {
+            let dir = ipc_dir();
+            let changes = format!("latency={interval} ring={ring} msg=64x64 {mode}");
+            let options = LinkOptions::new().dir(dir.path());
+            let mut mac = None;
+            let mut sent = 0;
+            for round in 0..24 {
+                let phy = options.create(&config("link", &changes)).unwrap();
+                if round % 3 == 0 {
+                    mac = Some(options.attach("link", Side::Secondary).unwrap());
+                }
+                let mac = mac.as_ref().unwrap();
+                for _ in 0..=round {
+                    // Where readers are skipped, none may be overtaken.
+                    if mode.contains("skip") {
+                        while mac.receive().unwrap().is_some() {}
+                    }
+                    while let Err(error) = phy.send_inline(1, 0, b"") {
+                        assert!(matches!(error.kind(), shmesh::ErrorKind::Full { .. }), "{error}");
+                        mac.receive().unwrap().unwrap();
+                    }
+                    sent += 1;
+                }
+                while mac.receive().unwrap().is_some() {}
+                assert_eq!(counts(dir.path()).0, u64::div_ceil(sent, interval), "{changes}, round {round}");
+            }
+        }
+    }
+}
+
 #[test]
 fn messages_of_a_batch_are_counted() {
     for mode in MODES {

@@ -126,7 +126,11 @@ struct Common {
 #[derive(clap::Subcommand, Clone, Debug)]
 enum Command {
     /// Measure the cost of each operation on one core, in ns
-    Ops,
+    Ops {
+        /// Time one message of N, as latency.sample of a link does
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        latency_sample: u32,
+    },
     /// Measure the cost of links: memory, threads, files, time to create, attach and poll
     Links {
         /// Numbers of links to measure
@@ -197,8 +201,8 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let cases = match args.command {
-        None => grid(args, &all_cores),
-        _ => ops_cases(common, cores.0),
+        Some(Command::Ops { latency_sample }) => ops_cases(common, cores.0, latency_sample),
+        _ => grid(args, &all_cores),
     };
     request(!cases.is_empty(), || "nothing to measure: inline messages have at most 112 bytes".to_owned())?;
     if args.apart && !args.list {
@@ -384,13 +388,14 @@ fn case(one: &side::SideSpec, cores: &[usize], apart: bool) -> Case {
     Case { name, kind, bytes: one.bytes, note, tasks, apart }
 }
 
-fn ops_cases(common: &Common, core: usize) -> Vec<Case> {
+fn ops_cases(common: &Common, core: usize, latency_sample: u32) -> Vec<Case> {
     let case = |mode: RingModeArg, (op, bytes, note): (&str, usize, &str)| {
         let spec = ops::OpSpec {
             dir: common.dir.dir.clone(),
             name: link_name(),
             op: op.to_owned(),
             mode,
+            latency_sample,
             seconds: common.seconds,
             core,
         };

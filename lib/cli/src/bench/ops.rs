@@ -31,6 +31,7 @@ pub(super) struct OpSpec {
     pub(super) name: String,
     pub(super) op: String,
     pub(super) mode: RingModeArg,
+    pub(super) latency_sample: u32,
     pub(super) seconds: f64,
     pub(super) core: usize,
 }
@@ -46,6 +47,7 @@ pub(super) fn run(spec: &OpSpec) -> Result<()> {
     floor::pin(spec.core)?;
     let mut config = LinkConfig::new(spec.name.parse()?);
     config.ring_mode = mode(spec.mode);
+    config.latency_sample = spec.latency_sample;
     let options = LinkOptions::new().dir(&spec.dir);
     let primary = options.create(&config)?;
     let secondary = options.attach(&spec.name, Side::Secondary)?;

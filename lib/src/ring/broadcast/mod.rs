@@ -78,8 +78,10 @@ pub(crate) struct Writer {
     tail: Cell<u64>,
     /// Positions before it may be overwritten, and their buffers are free or held.
     low_mark: Cell<u64>,
-    /// Number of messages that may be sent before the cursors must be read.
+    /// Number of messages that may be sent before [`look`](Broadcast::look) is due.
     credit: Cell<u64>,
+    /// Number of further messages that may be sent before the cursors must be read.
+    room: Cell<u64>,
     /// Messages in buffers from the low mark on, oldest first.
     kept: RefCell<VecDeque<(u64, PublishedMessage)>>,
     /// Messages that the low mark has passed, while they are freed: scratch memory, to avoid an allocation.
@@ -112,8 +114,6 @@ pub(crate) struct Reader {
     lost: Cell<u64>,
     /// Whether the last inline message had a second line: the next one probably has one, too.
     long: Cell<bool>,
-    /// The age of the message that was just received, and the time then, if it is a sampled one.
-    pub(crate) sampled: Cell<Option<(u64, u64)>>,
 }
 
 /// Keeps a received message from reuse until it is released: its position, or the number of a hold.
@@ -338,7 +338,8 @@ impl Broadcast {
         }
     }
 
-    /// Reads the cursors, frees what all readers have passed, and makes room.
+    /// Makes room if there is none, writes the time of the next message if it is sampled, and sets the credit: up to the next
+    /// sampled message.
     #[cold]
     #[inline(never)]
     fn look(
@@ -347,17 +348,35 @@ impl Broadcast {
         seats: &Seats,
         free: impl FnMut(&[PublishedMessage]),
     ) -> Result<(), RingFull> {
+        let room = match me.room.get() {
+            0 => self.find_room(me, seats, free),
+            room => room,
+        };
+        if room == 0 {
+            return Err(RingFull);
+        }
+        let tail = me.tail.get();
+        if self.words.is_sampled(tail) {
+            self.words.stamp(tail);
+        }
+        let before_next = room.min(self.words.stamps.until_next(tail));
+        me.room.set(room - before_next);
+        me.credit.set(before_next - 1);
+        Ok(())
+    }
+
+    /// Reads the cursors, and frees what all readers have passed. Returns the number of messages that may be sent before the
+    /// next time.
+    fn find_room(&self, me: &Writer, seats: &Seats, free: impl FnMut(&[PublishedMessage])) -> u64 {
         let capacity = self.words.capacity();
         let stride = (capacity / 4).clamp(1, STRIDE_MAX);
         if self.skips() {
             // There always is room: `retire` follows each message.
-            me.credit.set(stride - 1);
-            return Ok(());
+            return stride;
         }
         self.advance(me, seats, free);
         let room = capacity - me.tail.get().wrapping_sub(me.low_mark.get());
-        me.credit.set(room.min(stride).checked_sub(1).ok_or(RingFull)?);
-        Ok(())
+        room.min(stride)
     }
 
     /// Moves the low mark to the slowest reader. Returns `false` if it is there already.
@@ -569,7 +588,6 @@ impl Broadcast {
             has_owned: Cell::new(false),
             lost: Cell::new(0),
             long: Cell::new(false),
-            sampled: Cell::new(None),
         }
     }
 
@@ -579,6 +597,7 @@ impl Broadcast {
         self.subscribers().fetch_and(!seat.bit(), Ordering::Release);
     }
 
+    #[inline(always)]
     fn find(&self, position: u64) -> SlotState {
         // PUBLISH
         let word = self.words.line(position).word(0).load(Ordering::Acquire);
@@ -605,60 +624,104 @@ impl Broadcast {
     }
 
     /// Receives the next message: `inline` copies a message in a slot, `pooled` opens one in a buffer, which is kept until
-    /// the token is [released](Self::release). The caller must also release it if it cannot use the message.
+    /// the token is [released](Self::release). The caller must also release it if it cannot use the message. `sampled` counts
+    /// the age of a sampled message, which was received at a time, both in nanoseconds. The first two are best marked
+    /// `#[inline(always)]`, because they are called in two places.
     #[inline(always)]
     pub(crate) fn take<T>(
         &self,
         me: &Reader,
         inline: impl Fn(RingEntry, InlineLines<'_>) -> Result<T, WildWord>,
         pooled: impl Fn(RingEntry, ReadToken) -> Result<T, WildWord>,
+        sampled: impl Fn(&T, u64, u64),
     ) -> Result<Option<T>, TakeError> {
         for _ in 0..ROUNDS_MAX {
             let position = me.next.get();
-            if me.long.get() {
-                prefetch_shared(self.words.lines(position).second());
+            if self.words.is_sampled(position) {
+                if !self.has_message(me) {
+                    return Ok(None);
+                }
+                // In parts, so that what the others take need not be in memory for the sake of this call.
+                return match self.take_anywhere(me, inline, pooled, sampled) {
+                    Ok(Some(message)) => Ok(Some(message)),
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error),
+                };
             }
-            match self.find(position) {
-                SlotState::Here(entry, word) if entry.is_inline() => {
-                    let copied = inline(entry, self.words.lines(position));
-                    // OVERWRITE
-                    fence(Ordering::Acquire);
-                    if self.words.line(position).word(0).load(Ordering::Relaxed) == word
-                        && self.is_open(position)
-                    {
-                        me.long.set(entry.has_second_line());
-                        self.sample(me, position);
-                        self.pass(me, position);
-                        return copied.map(Some).map_err(TakeError::Wild);
-                    }
-                }
-                SlotState::Here(entry, _) => {
-                    if let Some(token) = self.hold(me, position, entry)? {
-                        self.sample(me, position);
-                        return pooled(entry, token).map(Some).map_err(TakeError::Wild);
-                    }
-                }
-                SlotState::NotYet => return Ok(None),
-                SlotState::Overtaken => {}
-                SlotState::Wild => {
-                    // A damaged message is passed, so that it is reported once.
-                    self.resume_at(me, position.wrapping_add(1));
-                    return Err(WildWord("a slot of a lap that was never reached").into());
-                }
-            }
-            self.catch_up(me, position);
-            if !self.skips() {
-                return Err(WildWord("a message that was overwritten before all readers had it").into());
+            if let Some(taken) = self.take_at(me, position, &inline, &pooled) {
+                return taken;
             }
         }
         Ok(None)
     }
 
-    #[inline(always)]
-    fn sample(&self, me: &Reader, position: u64) {
-        if self.words.is_sampled(position) {
-            me.sampled.set(self.words.age(position));
+    /// As [`take`](Self::take), at a position that may be a sampled one. A function of its own: a call in the loop of all
+    /// others would make them slower.
+    #[cold]
+    #[inline(never)]
+    fn take_anywhere<T>(
+        &self,
+        me: &Reader,
+        inline: impl Fn(RingEntry, InlineLines<'_>) -> Result<T, WildWord>,
+        pooled: impl Fn(RingEntry, ReadToken) -> Result<T, WildWord>,
+        sampled: impl Fn(&T, u64, u64),
+    ) -> Result<Option<T>, TakeError> {
+        for _ in 0..ROUNDS_MAX {
+            let position = me.next.get();
+            let Some(taken) = self.take_at(me, position, &inline, &pooled) else { continue };
+            if let Ok(Some(message)) = &taken
+                && self.words.is_sampled(position)
+                && let Some((age, now)) = self.words.age(position)
+            {
+                sampled(message, age, now);
+            }
+            return taken;
         }
+        Ok(None)
+    }
+
+    /// Receives the message at the reader's position. Returns `None` if the reader was overtaken: then it has moved on.
+    #[inline(always)]
+    fn take_at<T>(
+        &self,
+        me: &Reader,
+        position: u64,
+        inline: impl Fn(RingEntry, InlineLines<'_>) -> Result<T, WildWord>,
+        pooled: impl Fn(RingEntry, ReadToken) -> Result<T, WildWord>,
+    ) -> Option<Result<Option<T>, TakeError>> {
+        if me.long.get() {
+            prefetch_shared(self.words.lines(position).second());
+        }
+        match self.find(position) {
+            SlotState::Here(entry, word) if entry.is_inline() => {
+                let copied = inline(entry, self.words.lines(position));
+                // OVERWRITE
+                fence(Ordering::Acquire);
+                if self.words.line(position).word(0).load(Ordering::Relaxed) == word && self.is_open(position)
+                {
+                    me.long.set(entry.has_second_line());
+                    self.pass(me, position);
+                    return Some(copied.map(Some).map_err(TakeError::Wild));
+                }
+            }
+            SlotState::Here(entry, _) => match self.hold(me, position, entry) {
+                Ok(Some(token)) => return Some(pooled(entry, token).map(Some).map_err(TakeError::Wild)),
+                Ok(None) => {}
+                Err(error) => return Some(Err(error)),
+            },
+            SlotState::NotYet => return Some(Ok(None)),
+            SlotState::Overtaken => {}
+            SlotState::Wild => {
+                // A damaged message is passed, so that it is reported once.
+                self.resume_at(me, position.wrapping_add(1));
+                return Some(Err(WildWord("a slot of a lap that was never reached").into()));
+            }
+        }
+        self.catch_up(me, position);
+        if self.skips() {
+            return None;
+        }
+        Some(Err(WildWord("a message that was overwritten before all readers had it").into()))
     }
 
     /// Whether the message at a position may still be received.
@@ -668,7 +731,7 @@ impl Broadcast {
     }
 
     /// Keeps the buffer of the message at `position` from reuse. Returns `None` if it was overtaken.
-    #[inline]
+    #[inline(always)]
     fn hold(&self, me: &Reader, position: u64, entry: RingEntry) -> Result<Option<ReadToken>, TakeError> {
         if !self.skips() {
             if me.oldest.get() != position {
@@ -838,8 +901,13 @@ mod tests {
     }
 
     fn take(reader: &Endpoint, ring: &Broadcast) -> Option<ReadToken> {
-        ring.take(reader.reader(), |_, _| unreachable!("all are in buffers"), |_, token| Ok(token))
-            .expect("well")
+        ring.take(
+            reader.reader(),
+            |_, _| unreachable!("all are in buffers"),
+            |_, token| Ok(token),
+            |_, _, _| (),
+        )
+        .expect("well")
     }
 
     #[test]
