@@ -372,8 +372,9 @@ impl HomeOrFar {
         let of_node = labels(link, &self.template.node);
         let near = self.metrics.near.get_or_create_owned(&of_link);
         let standby = self.metrics.standby.get_or_create_owned(&of_link);
+        let primaries = self.metrics.primaries.get_or_create_owned(&of_link);
         let mut complaint = String::new();
-        let mut primaries = PrimariesCheck::default();
+        let mut check = PrimariesCheck::default();
         while !self.stop.load(Ordering::Acquire) {
             let distance = if may_be_near { places.distance(place) } else { Distance::Far };
             match distance {
@@ -418,11 +419,7 @@ impl HomeOrFar {
                     }
                 }
             }
-            self.metrics.primaries.get_or_create(&of_link).set(primaries.count(
-                link,
-                &places.all(),
-                &self.addresses(),
-            ));
+            primaries.set(check.count(link, &places.all(), &self.addresses()));
             places.wait(STANDBY_INTERVAL);
         }
     }

@@ -386,6 +386,30 @@ impl WireShape {
 }
 
 impl Status {
+    /// The status of a process that has sent and received nothing, for a link with one participant that waits for messages.
+    #[must_use]
+    pub fn new(reads: ProtocolVersions, instance: u64, stream: u64) -> Self {
+        Self {
+            reads,
+            instance,
+            to: 0,
+            stream,
+            oldest: 1,
+            next: 1,
+            known_stream: 0,
+            delivered: 0,
+            received: 0,
+            limit: 0,
+            clock_us: 1,
+            echo_us: 0,
+            echo_age_us: 0,
+            again: false,
+            peers: 1,
+            is_drained: true,
+            shape: None,
+        }
+    }
+
     /// The bytes of the frame, in this version.
     #[must_use]
     pub fn encode(&self, version: u16) -> Vec<u8> {

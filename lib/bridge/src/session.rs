@@ -869,11 +869,10 @@ impl SessionState {
                     complaint = Some(format!("a message was dropped: {error}"));
                     self.counts.lost.inc();
                     self.journal.lost(1);
-                    self.journal.delivering(number);
+                    self.journal.passed(number);
                     self.report_lost();
                 }
             }
-            self.journal.done(number);
             self.receiver.pop();
         }
         // A program that waits for a post receives nothing until it comes, and a post may be behind more messages than have room.

@@ -707,27 +707,16 @@ impl HandMadeEnd {
     }
 }
 
-/// The status of a far node with one program, which has sent nothing.
 fn first_status(instance: u64, stream: u64) -> Status {
-    Status {
-        reads: VERSIONS,
-        instance,
-        to: 0,
-        stream,
-        oldest: 1,
-        next: 1,
-        known_stream: 0,
-        delivered: 0,
-        received: 0,
-        limit: 0,
-        clock_us: 1,
-        echo_us: 0,
-        echo_age_us: 0,
-        again: false,
-        peers: 1,
-        is_drained: true,
-        shape: None,
-    }
+    Status::new(VERSIONS, instance, stream)
+}
+
+/// The frame of a message with these bytes as its parts.
+fn frame_of(head: ItemHead, parts: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    head.encode(1, &mut frame);
+    frame.extend_from_slice(parts);
+    frame
 }
 
 #[test]
@@ -767,10 +756,7 @@ fn frames_against_the_rules_are_not_delivered() {
             msg_len: 3,
             ..ItemHead::new(ItemKind::Inline, home_status.instance)
         };
-        let mut frame = Vec::new();
-        head.encode(1, &mut frame);
-        frame.extend_from_slice(b"abc");
-        frame
+        frame_of(head, b"abc")
     };
     // Of another stream, and for another process: of an earlier life of either end.
     far.put(message(4, 1, -1));
@@ -791,9 +777,7 @@ fn frames_against_the_rules_are_not_delivered() {
         pool: Some(PoolId::CpuLarge),
         ..ItemHead::new(ItemKind::Pooled, home_status.instance)
     };
-    let mut without_pool = Vec::new();
-    head.encode(1, &mut without_pool);
-    far.put(without_pool);
+    far.put(frame_of(head, b""));
     far.put(message(5, 2, 1));
     far.put(message(5, 2, 1));
     far.put(message(5, 3, 2));
@@ -861,47 +845,34 @@ fn second_home_of_a_link_is_refused_and_doubles_nothing() {
         shape: shape.clone(),
         ..first_status(instance, stream)
     };
-    let message = |stream: u64, msg_id| {
-        let head = ItemHead {
-            stream,
-            number: 1,
-            oldest: 1,
-            msg_id,
-            ..ItemHead::new(ItemKind::Inline, far_status.instance)
-        };
-        let mut frame = Vec::new();
-        head.encode(1, &mut frame);
-        frame
+    let message = |stream, number, msg_id| {
+        let of = ItemHead::new(ItemKind::Inline, far_status.instance);
+        frame_of(ItemHead { stream, number, oldest: 1, msg_id, ..of }, b"")
     };
     homes[0].put(status(70, 700).encode(1));
-    homes[0].put(message(700, 1));
+    homes[0].put(message(700, 1, 1));
     homes[1].status(|status| status.known_stream == 700 && status.delivered == 1);
     let mac = machines.attach();
     homes[1].put(status(80, 800).encode(1));
-    homes[1].put(message(800, 2));
+    homes[1].put(message(800, 1, 2));
     homes[1].status(|status| status.known_stream == 800 && status.delivered == 1);
     // The first is still there. One of them is refused as long as both answer.
     until("the other home is refused", || {
         homes[1].put(status(80, 800).encode(1));
         homes[0].put(status(70, 700).encode(1));
-        homes[0].put(message(700, 1));
+        homes[0].put(message(700, 1, 1));
         machines.metric("shmesh_bridge_frames_refused_total").is_some_and(|refused| refused > 0)
     });
     // The second has gone.
     until("the first gets the far node", || {
         homes[0].put(status(70, 700).encode(1));
-        homes[0].put(message(700, 1));
+        homes[0].put(message(700, 1, 1));
         std::thread::sleep(Duration::from_millis(50));
         homes[1].frames.try_iter().any(|frame| {
             matches!(Frame::decode(&frame, VERSIONS), Ok(Frame::Status(status)) if status.known_stream == 700 && status.to == 70)
         })
     });
-    homes[0].put({
-        let mut frame = message(700, 3);
-        // Number 2.
-        frame[11..19].copy_from_slice(&2_u64.to_le_bytes());
-        frame
-    });
+    homes[0].put(message(700, 2, 3));
     homes[1].status(|status| status.known_stream == 700 && status.delivered == 2);
     let received: Vec<i32> =
         std::iter::from_fn(|| mac.receive().unwrap().map(|message| message.msg_id())).collect();

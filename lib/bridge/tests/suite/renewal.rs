@@ -194,6 +194,30 @@ fn undisturbed(links: [&mut Link; 2], change: impl FnOnce()) {
     });
 }
 
+/// Two pods with the two ends of a link, and their certificates.
+struct TwoPods {
+    address: String,
+    at_home: Secret,
+    at_far: Secret,
+    phy: Link,
+    mac: Link,
+    home: Pod,
+    far: Pod,
+}
+
+impl TwoPods {
+    fn start(authority: &Authority) -> Self {
+        let secret = || Secret::new(&[authority], &authority.certificate());
+        let (at_home, at_far) = (secret(), secret());
+        let address = format!("quic/{}", free_address());
+        let home = Pod::start(BridgeEnd::Home, &address, "a", &at_home);
+        let far = Pod::start(BridgeEnd::Far, &address, "b", &at_far);
+        let (phy, mac) = (create(home.dir.path()), attach(far.dir.path()));
+        wait_for_peer(&phy);
+        Self { address, at_home, at_far, phy, mac, home, far }
+    }
+}
+
 /// Waits until the bridge has replaced its certificates once more.
 fn until_renewed(pods: &[&Pod], change: impl FnOnce()) {
     let before: Vec<_> = pods.iter().map(|pod| pod.renewed()).collect();
@@ -207,14 +231,7 @@ fn until_renewed(pods: &[&Pod], change: impl FnOnce()) {
 #[test]
 fn authority_is_replaced_while_messages_cross() {
     let (old, new) = (Authority::new(), Authority::new());
-    let (mut at_home, mut at_far) =
-        (Secret::new(&[&old], &old.certificate()), Secret::new(&[&old], &old.certificate()));
-    let address = format!("quic/{}", free_address());
-    let home = Pod::start(BridgeEnd::Home, &address, "a", &at_home);
-    let far = Pod::start(BridgeEnd::Far, &address, "b", &at_far);
-    let mut phy = create(home.dir.path());
-    let mut mac = attach(far.dir.path());
-    wait_for_peer(&phy);
+    let TwoPods { address, mut at_home, mut at_far, home, far, mut phy, mut mac } = TwoPods::start(&old);
     undisturbed([&mut phy, &mut mac], || {
         let old_certificate = old.certificate();
         // One after the other, then both at once.
@@ -240,14 +257,7 @@ fn authority_is_replaced_while_messages_cross() {
 #[test]
 fn certificates_that_do_not_work_are_not_used() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    let (mut at_home, mut at_far) =
-        (Secret::new(&[&ours], &ours.certificate()), Secret::new(&[&ours], &ours.certificate()));
-    let address = format!("quic/{}", free_address());
-    let home = Pod::start(BridgeEnd::Home, &address, "a", &at_home);
-    let far = Pod::start(BridgeEnd::Far, &address, "b", &at_far);
-    let mut phy = create(home.dir.path());
-    let mut mac = attach(far.dir.path());
-    wait_for_peer(&phy);
+    let TwoPods { address, mut at_home, mut at_far, home, far, mut phy, mut mac } = TwoPods::start(&ours);
     let until_refused = |pod: &Pod| {
         let before = pod.unusable();
         until("the files are refused", || pod.unusable() > before);

@@ -353,23 +353,10 @@ impl World {
         let state = &mut self.lines[line];
         let end = if place == Place::Sending { &mut state.sending } else { &mut state.receiving };
         let mut status = Status {
-            reads: end.reads,
-            instance: end.instance,
             to: end.other_instance(),
-            stream: 1,
-            oldest: 1,
-            next: 1,
-            known_stream: 0,
-            delivered: 0,
-            received: 0,
-            limit: 0,
             clock_us: now,
-            echo_us: 0,
-            echo_age_us: 0,
             again: end.asks,
-            peers: 1,
-            is_drained: true,
-            shape: None,
+            ..Status::new(end.reads, end.instance, 1)
         };
         match place {
             Place::Sending => {
