@@ -10,7 +10,6 @@ mod device;
 mod doctor;
 mod dump;
 mod generate;
-mod human;
 mod keys;
 mod ls;
 mod nvipc;
@@ -27,8 +26,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use shmesh::ErrorKind;
 use shmesh::config::{ConfigError, NameError};
-use shmesh_sys::table;
 use shmesh_sys::terminal::is_closed_pipe;
+use shmesh_sys::{human, table};
 
 use crate::args::LinkArgs;
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use shmesh::Side;
 use shmesh::inspect::SeatView;
 use shmesh_sys::process::Liveness;
+use shmesh_sys::top;
 
 use crate::human;
 
@@ -39,23 +40,10 @@ pub(crate) fn may_live(seat: &SeatView) -> bool {
     seat.liveness != Liveness::Dead
 }
 
-/// One side in a few words: `4711`, `4711 dead, 4713 x2`.
+/// One side in a few words, as [`top::processes`] writes it.
 pub(crate) fn side(seats: &[SeatView], side: Side) -> String {
-    let mut groups: Vec<(u32, &str, usize)> = Vec::new();
-    for seat in seats.iter().filter(|seat| seat.participant.word.side() == side) {
-        let (pid, state) = (seat.participant.word.pid(), state(seat));
-        match groups.iter_mut().find(|(p, s, _)| (*p, *s) == (pid, state)) {
-            Some(group) => group.2 += 1,
-            None => groups.push((pid, state, 1)),
-        }
-    }
-    let texts = groups.iter().map(|(pid, state, count)| {
-        let state = if *state == "alive" { String::new() } else { format!(" {state}") };
-        let count = if *count == 1 { String::new() } else { format!(" x{count}") };
-        format!("{pid}{state}{count}")
-    });
-    let text = texts.collect::<Vec<_>>().join(", ");
-    if text.is_empty() { "-".to_owned() } else { text }
+    let of_side = seats.iter().filter(|seat| seat.participant.word.side() == side);
+    top::processes(of_side.map(|seat| (seat.participant.word.pid(), state(seat))))
 }
 
 /// One sentence per participant whose state is `unknown`, with the reason.

@@ -34,6 +34,7 @@
 //! | [`resident`] | pages that are not needed again |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
 //! | [`terminal`], [`table`] | text on a terminal: its width, control characters, closed pipes; tables |
+//! | [`human`], [`top`] | numbers for people; the table that `shmesh top` and `kubectl shmesh top` print |
 //! | [`sysv`] | System V shared memory of other processes |
 //! | [`quantity`] | numbers of bytes as Kubernetes writes them, which all programs read and show |
 
@@ -49,6 +50,7 @@ pub mod file;
 pub mod fork;
 pub mod futex;
 pub mod huge;
+pub mod human;
 pub mod identify;
 pub mod inotify;
 pub mod lease;
@@ -70,5 +72,6 @@ pub mod sysv;
 pub mod table;
 pub mod terminal;
 pub mod time;
+pub mod top;
 pub mod udp;
 pub mod user;

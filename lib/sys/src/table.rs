@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use crate::terminal::printable;
 
-/// Columns are not made narrower than this.
+/// Columns of text are not made narrower than this.
 const MIN_COLUMN: usize = 6;
 
 /// Rows of text under a heading.
@@ -37,7 +37,8 @@ impl Table {
         self.rows.len() == 1
     }
 
-    /// Returns the lines, the heading first. The widest columns are shortened until a line has at most `width` characters.
+    /// Returns the lines, the heading first. The widest columns of text are shortened until a line has at most `width` characters.
+    /// Columns that are aligned to the right are not shortened, since a number without its last characters is another number.
     #[must_use]
     pub fn lines(&self, width: Option<usize>) -> Vec<String> {
         let widest =
@@ -45,7 +46,9 @@ impl Table {
         let mut widths: Vec<usize> = (0..self.right.len()).map(widest).collect();
         let room = width.unwrap_or(usize::MAX).saturating_sub(2 * widths.len().saturating_sub(1));
         while widths.iter().sum::<usize>() > room {
-            let Some(widest) = widths.iter_mut().max().filter(|width| **width > MIN_COLUMN) else { break };
+            let text =
+                widths.iter_mut().zip(&self.right).filter(|(_, right)| !**right).map(|(width, _)| width);
+            let Some(widest) = text.max().filter(|width| **width > MIN_COLUMN) else { break };
             *widest -= 1;
         }
         let line = |row: &Vec<String>| {
@@ -89,8 +92,10 @@ mod tests {
         let mut table = Table::new(&["POD", "NODE", ">SIZE"]);
         table.row(["a-pod-with-a-long-name".into(), "a-node".into(), "8Mi".into()]);
         assert_eq!(table.lines(Some(27)), ["POD            NODE    SIZE", "a-pod-with-a…  a-node   8Mi"]);
-        // Six characters of each column, and two blanks between them.
-        assert!(table.lines(Some(5)).iter().all(|line| line.chars().count() <= 6 + 2 + 6 + 2 + 4));
+        table.row(["a-pod".into(), "a-node".into(), "123.4 KiB".into()]);
+        assert_eq!(table.lines(Some(5))[2], "a-pod   a-node  123.4 KiB");
+        // Six characters of each column of text, and two blanks between columns.
+        assert!(table.lines(Some(5)).iter().all(|line| line.chars().count() <= 6 + 2 + 6 + 2 + 9));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use shmesh_injector::SIDECAR;
 use shmesh_sys::quantity::Bytes;
 use shmesh_sys::table::Table;
 use shmesh_sys::terminal::printable;
+use shmesh_sys::top::{COLUMNS, COLUMNS_HELP, LinkRow, processes};
 
 use crate::kubectl::{Kubectl, KubectlError, in_parallel};
 use crate::output::{Format, Style};
@@ -53,6 +54,7 @@ pub(crate) struct PodLinkArgs {
 
 /// Options of `kubectl shmesh top`.
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_long_help = COLUMNS_HELP)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
     pods: PodArgs,
@@ -172,10 +174,10 @@ fn print_json(answers: Vec<(&Value, Value)>, out: &mut dyn Write) -> anyhow::Res
     Ok(writeln!(out)?)
 }
 
-fn print_table(
+fn print_table<T>(
     heads: &[&str],
-    answers: &[(&Value, Value)],
-    rows: impl Fn(&Value) -> Vec<Cells>,
+    answers: &[(&Value, T)],
+    rows: impl Fn(&T) -> Vec<Cells>,
     style: Style,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
@@ -234,16 +236,9 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The processes of a side: `4711`, or `4711 dead, 4713`.
 fn participants(link: &Value, side: &str) -> String {
     let of_side = list(link, "/participants").filter(|one| text(one, "/side") == side);
-    let texts = of_side.map(|one| match text(one, "/state") {
-        "alive" => shown(&one["pid"]),
-        state => format!("{} {state}", shown(&one["pid"])),
-    });
-    let mut texts: Vec<String> = texts.collect();
-    texts.dedup();
-    if texts.is_empty() { "-".to_owned() } else { texts.join(", ") }
+    processes(of_side.map(|one| (u32::try_from(number(one, "/pid")).unwrap_or(0), text(one, "/state"))))
 }
 
 /// Prints the processes on a link. Returns whether all sidecars answered.
@@ -355,18 +350,7 @@ pub(crate) fn top(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<bool> {
                     // To the top left, and clear.
                     write!(out, "\x1b[H\x1b[2J")?;
                 }
-                let heads = [
-                    "LINK",
-                    "RING",
-                    "PRIMARY",
-                    "SECONDARY",
-                    ">M2S/S",
-                    ">S2M/S",
-                    ">QUEUED",
-                    "POOL",
-                    ">WOKEN/S",
-                ];
-                print_table(&heads, &answers, rate_rows, Style::of_stdout(), out)?;
+                is_whole &= print_rates(&answers, Style::of_stdout(), out)?;
             }
         }
         out.flush()?;
@@ -379,24 +363,23 @@ pub(crate) fn top(args: &TopArgs, out: &mut dyn Write) -> anyhow::Result<bool> {
     Ok(is_whole)
 }
 
-fn rate_rows(answer: &Value) -> Vec<Cells> {
-    let row = |link: &Value| {
-        if link["usable"] == false {
-            return vec![text(link, "/name").to_owned(), format!("unusable: {}", text(link, "/error"))];
+/// Prints the table of `shmesh top` for all pods, and why links cannot be read. Returns whether all answers are valid.
+fn print_rates(answers: &[(&Value, Value)], style: Style, out: &mut dyn Write) -> anyhow::Result<bool> {
+    let mut links: Vec<(&Value, Vec<LinkRow>)> = Vec::new();
+    for (pod, answer) in answers {
+        match serde_json::from_value(answer["links"].clone()) {
+            Ok(rows) => links.push((pod, rows)),
+            Err(error) => {
+                complain(pod, &format!("the answer of its sidecar is not one of `shmesh top`: {error}"))
+            }
         }
-        let percent = |pool: &Value| number(pool, "/used") * 100 / number(pool, "/len").max(1);
-        let pool = list(link, "/pools").max_by_key(|pool| percent(pool));
-        vec![
-            text(link, "/name").to_owned(),
-            text(link, "/mode").to_owned(),
-            participants(link, "primary"),
-            participants(link, "secondary"),
-            shown(&link["messages_per_second"]["m2s"]),
-            shown(&link["messages_per_second"]["s2m"]),
-            (number(link, "/queued/m2s") + number(link, "/queued/s2m")).to_string(),
-            pool.map_or_else(|| "-".to_owned(), |pool| format!("{} {}%", text(pool, "/pool"), percent(pool))),
-            shown(&link["wake_ups_per_second"]),
-        ]
-    };
-    list(answer, "/links").map(row).collect()
+    }
+    let cells = |rows: &Vec<LinkRow>| rows.iter().map(|row| row.cells().to_vec()).collect();
+    print_table(&COLUMNS, &links, cells, style, out)?;
+    for (pod, rows) in &links {
+        for error in rows.iter().filter_map(|row| row.error.as_ref()) {
+            style.wrap(0, &format!("pod {}: {error}", full_name(pod)), out)?;
+        }
+    }
+    Ok(links.len() == answers.len())
 }

@@ -9,24 +9,18 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::Context;
-use shmesh::Side;
 use shmesh::config::LinkName;
+use shmesh_sys::top::{COLUMNS, COLUMNS_HELP};
 
-use self::sample::{LinkSample, Rates, Sample};
+use self::sample::{LinkSample, Sample};
 use crate::args::{Dir, Output, seconds};
-use crate::human;
 use crate::table::Table;
 
-const EXAMPLES: &str = "\
+const READING: &str = "\
 Links are mapped read-only for the moment of a sample. Each sample wakes the monitor threads of participants in other pid namespaces
-once; messages are not affected.
+once; messages are not affected.";
 
-M2S/S and S2M/S are messages per second, primary to secondary and back. QUEUED counts messages that are sent and not received, in both
-directions; for a broadcast ring, those that the slowest reader has not received. POOL is the pool with the largest share of used
-buffers. ASLEEP counts participants that sleep until a message arrives, and WOKEN/S the system calls that wake them. P50 and P99 are the
-median and the 99th percentile of the time from sending to receiving in the interval, of links with `latency: {sample: 64}`. A link that
-was just created, and one in NVIPC's layout, has no rates.
-
+const EXAMPLES: &str = "\
 On a terminal: up and down select a link, whose participants and pools are shown below; s changes the order; q ends. Elsewhere, a table
 is printed at each interval.
 
@@ -37,7 +31,7 @@ Examples:
 
 /// The options of `shmesh top`.
 #[derive(clap::Args, Clone, Debug)]
-#[command(after_long_help = EXAMPLES)]
+#[command(after_long_help = format!("{READING}\n\n{COLUMNS_HELP}\n\n{EXAMPLES}"))]
 pub(crate) struct Args {
     /// Names of links; all links of the directory if there are none
     #[arg(value_name = "LINK")]
@@ -98,9 +92,9 @@ fn text(args: &Args, now: &Sample, before: &Sample, out: &mut dyn Write) -> anyh
     if now.links.is_empty() {
         return Ok(writeln!(out, "no links in {}", args.dir.dir.display())?);
     }
-    let mut table = Table::new(&HEADS);
+    let mut table = Table::new(&COLUMNS);
     for link in &now.links {
-        table.row(row(link, &now.rates(link, Some(before))));
+        table.row(link.row(&now.rates(link, Some(before))).cells());
     }
     table.print(0, out)?;
     for LinkSample { seen, .. } in &now.links {
@@ -109,50 +103,4 @@ fn text(args: &Args, now: &Sample, before: &Sample, out: &mut dyn Write) -> anyh
         }
     }
     Ok(writeln!(out)?)
-}
-
-/// The columns of the table of links.
-const HEADS: [&str; 12] = [
-    "LINK",
-    "RING",
-    "PRIMARY",
-    "SECONDARY",
-    ">M2S/S",
-    ">S2M/S",
-    ">QUEUED",
-    "POOL",
-    ">ASLEEP",
-    ">WOKEN/S",
-    ">P50",
-    ">P99",
-];
-
-/// The row of a link in the table.
-fn row(link: &LinkSample, rates: &Rates) -> [String; 12] {
-    let name = link.name.to_string();
-    let Ok(state) = &link.seen else {
-        let mut row = [const { String::new() }; 12];
-        row[0] = name;
-        row[1] = "unusable".to_owned();
-        return row;
-    };
-    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), human::rate);
-    let [p50, p99] = rates
-        .latency
-        .map_or_else(|| ["-", "-"].map(str::to_owned), |times| times.map(|time| human::nanos(time * 1e9)));
-    let pool = state.fullest_pool().map(|pool| format!("{} {}%", pool.name, pool.percent()));
-    [
-        name,
-        state.mode.to_owned(),
-        state.side(Side::Primary),
-        state.side(Side::Secondary),
-        rate(rates.messages[0]),
-        rate(rates.messages[1]),
-        state.rings.iter().map(|ring| ring.queued).sum::<usize>().to_string(),
-        pool.unwrap_or_default(),
-        state.asleep().to_string(),
-        rate(rates.wake_ups),
-        p50,
-        p99,
-    ]
 }

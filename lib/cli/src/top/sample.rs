@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use shmesh::SeatIndex;
 use shmesh::config::LinkName;
 use shmesh::inspect::{BufferState, LinkTimes, SeatView, Snapshot, TimeHistogram, View, names};
-use shmesh::{SeatIndex, Side};
+use shmesh_sys::top::{Directions, LinkRow, PoolUse, Quantiles, RowParticipant};
 
 use crate::{ls, nvipc, people};
 
@@ -49,14 +50,6 @@ pub(super) struct RingUse {
     /// Messages sent since the link was created; `None` in NVIPC's layout, which does not count them.
     sent: Option<u64>,
     pub(super) queued: usize,
-}
-
-/// The buffers of a pool.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) struct PoolUse {
-    pub(super) name: &'static str,
-    pub(super) used: usize,
-    pub(super) len: usize,
 }
 
 /// A participant, and the buffers that it holds.
@@ -139,6 +132,34 @@ impl Sample {
 }
 
 impl LinkSample {
+    /// The link in the table.
+    pub(super) fn row(&self, rates: &Rates) -> LinkRow {
+        let name = self.name.to_string();
+        let state = match &self.seen {
+            Ok(state) => state,
+            Err(error) => return LinkRow { name, error: Some(error.clone()), ..LinkRow::default() },
+        };
+        let participants = state.participants.iter().map(|participant| RowParticipant {
+            side: participant.seat.participant.word.side().to_string(),
+            pid: participant.seat.participant.word.pid(),
+            state: people::state(&participant.seat).to_owned(),
+            asleep: participant.seat.asleep,
+        });
+        let [m2s, s2m] = rates.messages;
+        let [queued_m2s, queued_s2m] = state.rings.map(|ring| ring.queued as u64);
+        LinkRow {
+            name,
+            error: None,
+            mode: state.mode.to_owned(),
+            participants: participants.collect(),
+            messages_per_second: Directions { m2s, s2m },
+            queued: Directions { m2s: queued_m2s, s2m: queued_s2m },
+            pools: state.pools.clone(),
+            wake_ups_per_second: rates.wake_ups,
+            latency_seconds: rates.latency.map(|[p50, p99]| Quantiles { p50, p99 }),
+        }
+    }
+
     fn json(&self, rates: &Rates) -> Value {
         let state = match &self.seen {
             Ok(state) => state,
@@ -175,7 +196,7 @@ impl LinkSample {
 impl LinkState {
     fn of(view: &View, snapshot: &Snapshot) -> Self {
         let pools = snapshot.tables.iter().map(|table| PoolUse {
-            name: table.pool.map_or("inline", shmesh::config::PoolId::name),
+            name: table.pool.map_or("inline", shmesh::config::PoolId::name).to_owned(),
             used: table.held.len(),
             len: table.len,
         });
@@ -205,30 +226,6 @@ impl LinkState {
             times: view.times(),
         }
     }
-
-    /// The pool with the largest share of used buffers. Among equals, the first.
-    pub(super) fn fullest_pool(&self) -> Option<&PoolUse> {
-        let fuller = |a: &PoolUse, b: &PoolUse| b.used * a.len > a.used * b.len;
-        self.pools.iter().reduce(|fullest, pool| if fuller(fullest, pool) { pool } else { fullest })
-    }
-
-    /// The participants of one side in a few words, and `-` if there are none.
-    pub(super) fn side(&self, side: Side) -> String {
-        let seats: Vec<SeatView> = self.participants.iter().map(|participant| participant.seat).collect();
-        people::side(&seats, side)
-    }
-
-    /// Number of participants that sleep until a message arrives.
-    pub(super) fn asleep(&self) -> usize {
-        self.participants.iter().filter(|participant| participant.seat.asleep).count()
-    }
-}
-
-impl PoolUse {
-    /// Used buffers in percent.
-    pub(super) fn percent(&self) -> usize {
-        self.used * 100 / self.len.max(1)
-    }
 }
 
 fn look(dir: &Path, name: &LinkName) -> Result<LinkState, String> {
@@ -238,7 +235,7 @@ fn look(dir: &Path, name: &LinkName) -> Result<LinkState, String> {
     };
     let Some(theirs) = nvipc::seen(dir, name) else { return Err(crate::in_one_line(&error)) };
     let pools = nvipc::pools(&theirs).map(|(pool, _, len, free)| PoolUse {
-        name: pool.name(),
+        name: pool.name().to_owned(),
         used: (len as usize).saturating_sub(free),
         len: len as usize,
     });
@@ -292,13 +289,34 @@ mod tests {
         assert_eq!(rates(Ok(state(1, 400)), Ok(state(1, 399))).messages, [None, None]);
     }
 
+    /// `kubectl shmesh top` makes its table of the JSON.
     #[test]
-    fn fullest_pool_has_the_largest_share_of_used_buffers() {
-        let pool = |name, used, len| PoolUse { name, used, len };
-        let state = |pools| LinkState { pools, ..LinkState::default() };
-        let of_three = state(vec![pool("a", 5, 100), pool("b", 2, 4), pool("c", 1, 2)]);
-        assert_eq!(of_three.fullest_pool().map(|pool| (pool.name, pool.percent())), Some(("b", 50)));
-        assert_eq!(state(vec![]).fullest_pool(), None);
-        assert_eq!(pool("empty", 0, 0).percent(), 0);
+    fn row_of_the_json_is_that_of_the_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = shmesh::LinkOptions::new().dir(dir.path());
+        let link = options.create(&shmesh::config::LinkConfig::new("radio".parse().unwrap())).unwrap();
+        let _reader = options.attach("radio", shmesh::Side::Secondary).unwrap();
+        let _loan = link.loan().unwrap();
+        link.send_inline(1, 0, b"").unwrap();
+        std::fs::write(dir.path().join("bad_shm"), b"SHMESH").unwrap();
+        let sample = Sample::take(dir.path(), &[]).unwrap();
+        let timed = Rates {
+            messages: [Some(1500.5), None],
+            wake_ups: Some(2.0),
+            latency: Some([3e-7, 4e-3]),
+            ..Rates::default()
+        };
+        let names: Vec<&str> = sample.links.iter().map(|link| link.name.as_str()).collect();
+        assert_eq!(names, ["bad", "radio"]);
+        for link in &sample.links {
+            for rates in [timed, Rates::default()] {
+                let row: LinkRow = serde_json::from_value(link.json(&rates)).unwrap();
+                assert_eq!(row, link.row(&rates));
+            }
+        }
+        let cells = sample.links[1].row(&timed).cells();
+        let pid = std::process::id().to_string();
+        assert_eq!((&cells[2], &cells[3], cells[6].as_str()), (&pid, &pid, "1"));
+        assert_eq!(cells[10..], ["300 ns", "4.00 ms"]);
     }
 }

@@ -9,9 +9,10 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 use shmesh::config::LinkName;
+use shmesh_sys::top::{COLUMNS, PoolUse, fullest};
 
+use super::Args;
 use super::sample::{LinkSample, LinkState, Rates, Sample};
-use super::{Args, HEADS, row};
 use crate::{human, people};
 
 /// The order of the links.
@@ -53,7 +54,7 @@ impl LinkOrder {
                     as_f64(state.map_or(0, |state| state.rings.iter().map(|ring| ring.queued).sum()))
                 }
                 Self::Pool => {
-                    as_f64(state.and_then(LinkState::fullest_pool).map_or(0, super::sample::PoolUse::percent))
+                    as_f64(state.and_then(|state| fullest(&state.pools)).map_or(0, PoolUse::percent))
                 }
             }
         };
@@ -188,27 +189,29 @@ impl Screen {
     }
 
     fn draw_links(&self, frame: &mut Frame<'_>, area: Rect, links: &[(&LinkSample, Rates)], selected: usize) {
-        let rows: Vec<[String; 12]> = links.iter().map(|(link, rates)| row(link, rates)).collect();
+        let rows: Vec<[String; COLUMNS.len()]> =
+            links.iter().map(|(link, rates)| link.row(rates).cells()).collect();
         let rows_drawn = rows.iter().zip(links).map(|(row, (link, _))| {
             let is_dead =
                 |state: &LinkState| state.participants.iter().any(|one| !people::may_live(&one.seat));
             let style = match &link.seen {
                 Err(_) => self.style(Color::Red),
                 Ok(state) if is_dead(state) => self.style(Color::Red),
-                Ok(state) if state.fullest_pool().is_some_and(|pool| pool.percent() >= 90) => {
+                Ok(state) if fullest(&state.pools).is_some_and(|pool| pool.percent() >= 90) => {
                     self.style(Color::Yellow)
                 }
                 Ok(_) => Style::new(),
             };
-            Row::new(row.iter().zip(HEADS).map(|(text, head)| cell(text, head))).style(style)
+            Row::new(row.iter().zip(COLUMNS).map(|(text, head)| cell(text, head))).style(style)
         });
         let width = |column: usize| {
-            let head = HEADS[column].trim_start_matches('>').len();
+            let head = COLUMNS[column].trim_start_matches('>').len();
             rows.iter().map(|row| row[column].chars().count()).chain([head]).max().unwrap_or(head)
         };
-        let widths = (0..HEADS.len())
+        let widths = (0..COLUMNS.len())
             .map(|column| Constraint::Length(u16::try_from(width(column)).unwrap_or(u16::MAX)));
-        let head = Row::new(HEADS.map(|head| cell(head.trim_start_matches('>'), head))).style(Modifier::BOLD);
+        let head =
+            Row::new(COLUMNS.map(|head| cell(head.trim_start_matches('>'), head))).style(Modifier::BOLD);
         let table = Table::new(rows_drawn, widths)
             .header(head)
             .column_spacing(2)
@@ -259,7 +262,7 @@ impl Screen {
     }
 
     fn draw_pools(&self, frame: &mut Frame<'_>, area: Rect, state: &LinkState) {
-        let line = |pool: &super::sample::PoolUse| {
+        let line = |pool: &PoolUse| {
             let bar = "#".repeat(pool.percent().min(100) * 20 / 100);
             let style = if pool.percent() >= 90 { self.style(Color::Yellow) } else { Style::new() };
             Line::from(format!("{:10} [{bar:20}] {} of {} buffers used", pool.name, pool.used, pool.len))

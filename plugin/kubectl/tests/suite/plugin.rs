@@ -13,10 +13,14 @@ const LINKS: &str = r#"{"links": [
     {"name": "bad", "usable": false, "error": "link bad: damaged"}
 ]}"#;
 
+/// One link with samples, one without, and one that cannot be read.
 const RATES: &str = r#"{"interval_seconds": 1.0, "links": [
     {"name": "radio", "usable": true, "mode": "spsc", "messages_per_second": {"m2s": 1500.5, "s2m": null}, "queued": {"m2s": 3, "s2m": 1},
      "wake_ups_per_second": 0.0, "pools": [{"pool": "cpu_msg", "used": 1, "len": 4}, {"pool": "cpu_data", "used": 3, "len": 4}],
-     "participants": []}
+     "latency_seconds": {"p50": 3.1e-7, "p99": 0.004}, "participants": [{"side": "primary", "pid": 10, "state": "alive", "asleep": true}]},
+    {"name": "plain", "usable": true, "mode": "mpmc", "messages_per_second": {"m2s": 0.0, "s2m": 12345678.0}, "queued": {"m2s": 0, "s2m": 0},
+     "wake_ups_per_second": 20.0, "pools": [{"pool": "cpu_msg", "used": 0, "len": 4}], "latency_seconds": null, "participants": []},
+    {"name": "bad", "usable": false, "error": "link bad: damaged"}
 ]}"#;
 
 const PROCESSES: &str = r#"{"link": "radio", "processes": [
@@ -104,13 +108,34 @@ fn top_prints_the_rates_of_each_interval() {
     let pods: Vec<&Value> = lines.iter().map(|line| &line["pod"]).collect();
     assert_eq!(pods, ["phy-0", "phy-1", "phy-0", "phy-1"]);
     let printed = succeeded(&kubectl.run(&["top", "--count", "1", "--interval", "5"]));
-    assert!(
-        printed.contains(
-            "phy-1  worker-1  radio  spsc  -        -          1500.5      -       4  cpu_data 75%      0.0\n"
-        ),
-        "{printed}"
+    let table: Vec<&str> = printed.lines().collect();
+    assert_eq!(
+        [table[0], &table[4..].join("\n")],
+        [
+            "NAMESPACE  POD    NODE      LINK   RING      PRIMARY  SECONDARY    M2S/S      S2M/S  QUEUED  POOL          ASLEEP  WOKEN/S     P50      P99",
+            "ran        phy-1  worker-1  radio  spsc      10       -          1.5 k/s          -       4  cpu_data 75%       1     0 /s  310 ns  4.00 ms\n\
+             ran        phy-1  worker-1  plain  mpmc      -        -             0 /s  12.35 M/s       0  cpu_msg 0%         0    20 /s       -        -\n\
+             ran        phy-1  worker-1  bad    unusable\n\
+             pod ran/phy-0: link bad: damaged\n\
+             pod ran/phy-1: link bad: damaged"
+        ]
     );
     assert!(kubectl.calls().iter().any(|call| call.ends_with(&["--interval".into(), "5".into()])));
+}
+
+#[test]
+fn answer_without_rates_is_an_error_of_its_pod() {
+    let kubectl = StandIn::new(&["phy-0", "odd"]);
+    kubectl.answer("phy-0-top", RATES);
+    kubectl.answer("odd-top", r#"{"links": [{"name": 7}]}"#);
+    let output = kubectl.run(&["top", "--count", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("phy-0  worker-1  radio"), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("error: pod ran/odd: the answer of its sidecar is not one of `shmesh top`"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -219,24 +244,36 @@ while True:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 ";
 
+/// Runs `kubectl shmesh` on such a terminal, and returns its output.
+fn on_terminal(kubectl: &StandIn, args: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new("python3");
+    command.args(["-c", ON_A_TERMINAL, PROGRAM]).args(args).arg("--kubectl").arg(kubectl.path("kubectl"));
+    command.env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
+    succeeded(&command.output().unwrap())
+}
+
 #[test]
 fn colours_and_width_follow_the_terminal() {
     let kubectl = StandIn::new(&["a-pod-with-quite-a-long-name"]);
     kubectl.answer("a-pod-with-quite-a-long-name-ls", LINKS);
     let plain = succeeded(&kubectl.run(&["ls"]));
     assert!(!plain.contains('\x1b') && plain.contains("a-pod-with-quite-a-long-name"), "{plain:?}");
-    let on_terminal = |variables: &[(&str, &str)]| {
-        let mut command = Command::new("python3");
-        command.args(["-c", ON_A_TERMINAL, PROGRAM, "ls", "--kubectl"]).arg(kubectl.path("kubectl"));
-        command.env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
-        succeeded(&command.output().unwrap())
-    };
-    let colored = on_terminal(&[]);
+    let colored = on_terminal(&kubectl, &["ls"], &[]);
     assert!(colored.starts_with("\x1b[90mNAMES"), "{colored:?}");
-    let plain = on_terminal(&[("NO_COLOR", "1")]);
+    let plain = on_terminal(&kubectl, &["ls"], &[("NO_COLOR", "1")]);
     assert!(!plain.contains('\x1b') && plain.contains('…'), "{plain:?}");
     // Ten columns of at least six characters need more than 60.
     assert!(plain.lines().all(|line| line.chars().count() <= 10 * 6 + 9 * 2), "{plain}");
+}
+
+#[test]
+fn narrow_terminal_shortens_names_but_not_numbers() {
+    let kubectl = StandIn::new(&["a-pod-with-quite-a-long-name"]);
+    kubectl.answer("a-pod-with-quite-a-long-name-top", RATES);
+    let printed = on_terminal(&kubectl, &["top", "--count", "1"], &[("NO_COLOR", "1")]);
+    let row = printed.lines().find(|line| line.contains("radio")).unwrap_or_default();
+    assert!(row.contains("a-pod…") && !row.contains("a-pod-with"), "{printed}");
+    assert!(row.contains("1.5 k/s") && row.ends_with("310 ns  4.00 ms"), "{printed}");
 }
 
 #[test]

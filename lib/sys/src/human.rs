@@ -1,7 +1,8 @@
-//! Formatting of numbers for people: the only place that formats sizes, times and rates.
+//! Formatting of numbers for people: the only place that formats sizes, times and rates for commands.
 
-/// Bytes: `64 B`, `8 KiB`, `24.1 MiB`. Rounded down, so that links of a size that is shown as free fit.
-pub(crate) fn bytes(bytes: u64) -> String {
+/// A number of bytes: `64 B`, `8 KiB`, `24.1 MiB`. Rounded down, so that links of a size that is shown as free fit.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
     const UNITS: [(u64, &str); 5] =
         [(1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     let Some((unit, name)) = UNITS.into_iter().find(|(unit, _)| bytes >= *unit) else {
@@ -17,12 +18,14 @@ pub(crate) fn bytes(bytes: u64) -> String {
     clippy::cast_sign_loss,
     reason = "rates are positive, and fit 64 bits"
 )]
-pub(crate) fn bytes_per_second(rate: f64) -> String {
+#[must_use]
+pub fn bytes_per_second(rate: f64) -> String {
     format!("{}/s", bytes(rate.round() as u64))
 }
 
 /// A time given in nanoseconds: `287 ns`, `3.4 µs`, `1.20 ms`, `2.50 s`.
-pub(crate) fn nanos(ns: f64) -> String {
+#[must_use]
+pub fn nanos(ns: f64) -> String {
     match ns {
         ns if ns < 10.0 => format!("{ns:.2} ns"),
         ns if ns < 100.0 => format!("{ns:.1} ns"),
@@ -35,7 +38,8 @@ pub(crate) fn nanos(ns: f64) -> String {
 }
 
 /// A count with separated thousands: `1 234 567`.
-pub(crate) fn count(count: u64) -> String {
+#[must_use]
+pub fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -48,7 +52,8 @@ pub(crate) fn count(count: u64) -> String {
 }
 
 /// A rate per second: `12.3 M/s`.
-pub(crate) fn rate(per_second: f64) -> String {
+#[must_use]
+pub fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate < 1e3 => format!("{rate:.0} /s"),
         rate if rate < 1e6 => format!("{:.1} k/s", rate / 1e3),
@@ -57,7 +62,8 @@ pub(crate) fn rate(per_second: f64) -> String {
 }
 
 /// A figure with as many digits as are meaningful.
-pub(crate) fn figure(value: f64) -> String {
+#[must_use]
+pub fn figure(value: f64) -> String {
     let digits = match value {
         value if value < 10.0 => 2,
         value if value < 1000.0 => 1,
@@ -67,7 +73,8 @@ pub(crate) fn figure(value: f64) -> String {
 }
 
 /// How long ago something was, in its largest unit.
-pub(crate) fn age(age: std::time::Duration) -> String {
+#[must_use]
+pub fn age(age: std::time::Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
         0..120 => format!("{seconds}s"),
@@ -77,13 +84,15 @@ pub(crate) fn age(age: std::time::Duration) -> String {
     }
 }
 
-/// `1 message`, `2 messages`.
-pub(crate) fn plural(count: u64, what: &str) -> String {
+/// A count and its noun: `1 message`, `2 messages`.
+#[must_use]
+pub fn plural(count: u64, what: &str) -> String {
     format!("{} {what}{}", self::count(count), if count == 1 { "" } else { "s" })
 }
 
 /// The first bytes of a buffer, in hexadecimal and in ASCII, as in `hexdump -C`.
-pub(crate) fn hex(bytes: &[u8]) -> Vec<String> {
+#[must_use]
+pub fn hex(bytes: &[u8]) -> Vec<String> {
     let line = |(i, chunk): (usize, &[u8])| {
         let hex: Vec<String> = chunk.iter().map(|byte| format!("{byte:02x}")).collect();
         let shown = |&byte: &u8| if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '.' };
