@@ -325,7 +325,13 @@ def check_bridge():
             print("skipped: the names in a certificate, without openssl")
     config = yaml.load(named(found, "ConfigMap", "shmesh-injector")["data"]["injector.yaml"], Strict)["bridge"]
     expect(config["namespaces"][0] == {"name": "ran", "links": ["fronthaul", "midhaul"]} and config["cluster"] == "east", f"bridge: the injector's part: {config}")
+    policy = named(found, "ValidatingAdmissionPolicy", "shmesh-bridge-labels")["spec"]
+    selector = policy["matchConstraints"]["namespaceSelector"]["matchExpressions"][0]
+    expect(selector["values"] == ["ran", "core"] and not re.search(r"@[A-Z]+@", str(policy)), f"bridge: the policy of labels: {selector}")
+    binding = named(found, "ValidatingAdmissionPolicyBinding", "shmesh-bridge-labels")["spec"]
+    expect(binding["validationActions"] == ["Deny"] and binding["policyName"] == "shmesh-bridge-labels", "bridge: the policy of labels is not bound")
     off = objects(render({**values, "bridge": {**values["bridge"], "enabled": False}}))
+    expect(not [one for one in off if one["metadata"]["name"] == "shmesh-bridge-labels"], "bridge: a policy of labels although it is not enabled")
     expect(not [one for one in off if one["metadata"].get("namespace") in ("ran", "core")], "bridge: objects although it is not enabled")
     config = yaml.load(named(off, "ConfigMap", "shmesh-injector")["data"]["injector.yaml"], Strict)["bridge"]
     expect(config["namespaces"] == [], "bridge: the injector would inject bridges although it is not enabled")
@@ -547,7 +553,7 @@ def rendered_manifests():
 
 def check_policy(bless):
     """The chart's policies are the injector's, and nothing is left to fill in."""
-    for name in ("policy.yaml", "claims.yaml", "memory.yaml"):
+    for name in ("policy.yaml", "claims.yaml", "memory.yaml", "labels.yaml"):
         theirs, ours = ROOT / "plugin/injector/policy" / name, CHART / "policy" / name
         if bless:
             ours.write_text(theirs.read_text())

@@ -62,7 +62,9 @@ pub use domain_claim::{ClaimKind, claims};
 pub use edit::Operation;
 pub use inject::{Injection, inject};
 pub use pod::SIDECAR;
-pub use policy::{CLAIMS_POLICY, MEMORY_POLICY, POLICY, claims_policy, memory_policy, policy};
+pub use policy::{
+    CLAIMS_POLICY, LABELS_POLICY, MEMORY_POLICY, POLICY, claims_policy, labels_policy, memory_policy, policy,
+};
 pub use quantity::bytes_of;
 pub use refusal::Refusal;
 pub use shmesh_sys::quantity::Bytes;

@@ -1,4 +1,4 @@
-//! Admission policies: for injection instead of a server, for private shared memory, and for claims.
+//! Admission policies: for injection instead of a server, for private shared memory, for labels of bridges, and for claims.
 
 use crate::config::Config;
 
@@ -39,6 +39,17 @@ pub const MEMORY_POLICY: &str = include_str!("../policy/memory.yaml");
 pub fn memory_policy(name: &str, domain: &str, unit: &str) -> String {
     let marks = [("@NAME@", name), ("@DOMAIN@", domain), ("@UNIT@", unit), ("@ACTION@", "Deny")];
     marks.into_iter().fold(MEMORY_POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
+}
+
+/// Template of the policy for the labels of pods with a bridge, with placeholders as in [`POLICY`].
+pub const LABELS_POLICY: &str = include_str!("../policy/labels.yaml");
+
+/// Renders the ValidatingAdmissionPolicy that refuses pods of `namespace` with the labels of a bridge that they do not have, and its
+/// binding. `name` is the name of the release's objects.
+#[must_use]
+pub fn labels_policy(name: &str, domain: &str, namespace: &str) -> String {
+    let marks = [("@NAMESPACES@", namespace), ("@NAME@", name), ("@DOMAIN@", domain)];
+    marks.into_iter().fold(LABELS_POLICY.to_owned(), |text, (mark, value)| text.replace(mark, value))
 }
 
 /// Template of the policies for mode `dra`, with placeholders as in [`POLICY`].

@@ -49,8 +49,8 @@ impl Plan<'_> {
             if bridge.side == Side::Primary {
                 self.check_port(BRIDGE_PORT, "UDP", "bridge", self.far_place())?;
             }
-            self.check_labels()?;
         }
+        self.check_labels()?;
         Ok(warnings)
     }
 
@@ -286,8 +286,7 @@ impl Plan<'_> {
 
     /// Refuses labels by which Services and policies would select the pod for links that it does not have, or not select it.
     fn check_labels(&self) -> RuleResult {
-        let Some(bridge) = &self.bridge else { return Ok(()) };
-        let wanted = bridge.labels(self);
+        let wanted = self.bridge.as_ref().map_or_else(Vec::new, |bridge| bridge.labels(self));
         let ours = |key: &str| {
             let name = key.strip_prefix(&self.config.domain).and_then(|rest| rest.strip_prefix('/'));
             name.is_some_and(|name| name == "bridge" || name.starts_with("far-"))

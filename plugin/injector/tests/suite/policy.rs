@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::support::{pod_of, violations};
+use crate::support::{config, files, pod_of, pods, violations};
 use cel::common::ast::{EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, MapEntryExpr, MapExpr};
 use cel::{Context, Env, Program};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use shmesh_injector::{Bytes, Config, bytes_of, inject, memory_policy, policy};
+use shmesh_injector::{Bytes, Config, bytes_of, inject, labels_policy, memory_policy, policy};
 
 /// Objects of Kubernetes are maps here.
 fn untyped(mut expr: IdedExpr) -> IdedExpr {
@@ -363,7 +363,7 @@ fn unsupported_pods_are_rejected_with_a_message() {
 #[test]
 fn container_without_requests_gets_nothing() {
     let policies = Policies::of(&Config::default());
-    for file in crate::support::files(&crate::support::pods(), "nothing.in.yaml") {
+    for file in files(&pods(), "nothing.in.yaml") {
         let object: Value = serde_saphyr::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         assert_eq!(policies.admit(pod_of(&object)).unwrap(), object);
     }
@@ -567,31 +567,34 @@ fn impossible_configurations_are_rejected_with_a_message() {
     }
 }
 
+/// The message of the first rule that is broken, or an empty one; `None` if the policy does not apply.
+fn verdict(policy: &Value, names: &[(&str, &Value)]) -> Option<String> {
+    let mut variables = json!({});
+    let look = |expression: &Value, variables: &Value| {
+        let names = [names, &[("variables", variables)]].concat();
+        evaluate_with(expression.as_str().unwrap(), &names)
+    };
+    let conditions = policy["spec"]["matchConditions"].as_array().unwrap();
+    if !conditions.iter().all(|condition| look(&condition["expression"], &variables) == true) {
+        return None;
+    }
+    for variable in policy["spec"]["variables"].as_array().unwrap() {
+        let value = look(&variable["expression"], &variables);
+        variables[variable["name"].as_str().unwrap()] = value;
+    }
+    let validations = policy["spec"]["validations"].as_array().unwrap();
+    let broken = validations.iter().find(|validation| look(&validation["expression"], &variables) != true);
+    Some(broken.map_or("", |validation| validation["message"].as_str().unwrap()).to_owned())
+}
+
 #[test]
 fn driver_writes_slices_of_its_own_node_only() {
     let policy = claims_policy_named("shmesh-slices");
     let user = |name: &str, node: Value| json!({"username": format!("system:serviceaccount:shmesh:{name}"), "extra": {"authentication.kubernetes.io/node-name": node}});
     let slice = |node: &str, driver: &str| json!({"spec": {"nodeName": node, "driver": driver}});
-    let answer = |user: &Value, operation: &str, object: &Value, old: &Value| -> Option<String> {
+    let answer = |user: &Value, operation: &str, object: &Value, old: &Value| {
         let request = json!({"userInfo": user, "operation": operation});
-        let mut variables = json!({});
-        let look = |expression: &Value, variables: &Value| {
-            let names =
-                [("request", &request), ("object", object), ("oldObject", old), ("variables", variables)];
-            evaluate_with(expression.as_str().unwrap(), &names)
-        };
-        let conditions = policy["spec"]["matchConditions"].as_array().unwrap();
-        if !conditions.iter().all(|condition| look(&condition["expression"], &variables) == true) {
-            return None;
-        }
-        for variable in policy["spec"]["variables"].as_array().unwrap() {
-            let value = look(&variable["expression"], &variables);
-            variables[variable["name"].as_str().unwrap()] = value;
-        }
-        let validations = policy["spec"]["validations"].as_array().unwrap();
-        let broken =
-            validations.iter().find(|validation| look(&validation["expression"], &variables) != true);
-        Some(broken.map_or("", |validation| validation["message"].as_str().unwrap()).to_owned())
+        verdict(&policy, &[("request", &request), ("object", object), ("oldObject", old)])
     };
     let (driver, none, ours) = (user("shmesh-plugin", json!(["a"])), Value::Null, slice("a", "shmesh.io"));
     let allowed = Some(String::new());
@@ -645,4 +648,41 @@ fn shared_memory_above_the_memory_limit_is_refused() {
     other["spec"].as_object_mut().unwrap().remove("initContainers");
     other["spec"]["containers"][0].as_object_mut().unwrap().remove("resources");
     assert!(!Policies::matches(policy, &other));
+}
+
+#[test]
+fn labels_of_bridges_need_the_bridge() {
+    let text = labels_policy("shmesh", &config().domain, "ran");
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let policy = &documents[0];
+    assert_eq!(documents[1]["spec"]["policyName"], policy["metadata"]["name"]);
+    let verdict = |pod: &Value, old: &Value| verdict(policy, &[("object", pod), ("oldObject", old)]);
+    let (allowed, new) = (Some(String::new()), Value::Null);
+    let mut ends = Vec::new();
+    for file in files(&pods(), ".out.yaml") {
+        let object: Value = serde_saphyr::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let pod = pod_of(&object);
+        let end = &pod["metadata"]["labels"]["shmesh.io/bridge"];
+        let expected = if end.is_null() { None } else { allowed.clone() };
+        assert_eq!(verdict(pod, &new), expected, "{}", file.display());
+        if let Some(end) = end.as_str() {
+            ends.push(end.to_owned());
+        }
+        // With the labels of a bridge that it does not have.
+        for (label, value) in [("far-other", "home"), ("far-fronthaul", "far"), ("bridge", "near")] {
+            let mut labelled = pod.clone();
+            labelled["metadata"]["labels"][format!("shmesh.io/{label}")] = json!(value);
+            for old in [&new, pod] {
+                let said = verdict(&labelled, old).unwrap();
+                assert!(said.contains("remove the label"), "{}: {label}: {said:?}", file.display());
+            }
+            assert_eq!(verdict(&labelled, &labelled), None, "an update that leaves the labels as they are");
+        }
+    }
+    assert!(["home", "far"].iter().all(|end| ends.iter().any(|found| found == end)), "{ends:?}");
+    // A pod without annotations is not the webhook's.
+    let stray = json!({"metadata": {"labels": {"shmesh.io/far-fronthaul": "home"}}, "spec": {"containers": [{"name": "a"}]}});
+    assert!(verdict(&stray, &new).unwrap().contains("has no bridge with the link"));
+    let far = json!({"metadata": {"labels": {"shmesh.io/bridge": "home"}}, "spec": {"initContainers": [{"name": "shmesh-bridge", "args": ["--connect=a"]}]}});
+    assert!(verdict(&far, &new).unwrap().contains("none of this kind"));
 }
