@@ -56,4 +56,4 @@ pub mod udp;
 pub use array_queue::ArrayQueue;
 pub use endpoint::{Buffers, Endpoint, Message, Options, RecoveryStats};
 pub use error::{Error, Result};
-pub use snapshot::{LinkSnapshot, QueuedMessage};
+pub use snapshot::{LinkSnapshot, MappedLink, QueuedMessage};

@@ -1,11 +1,12 @@
 //! A read-only look at a link in NVIPC's layout. The processes on the link are not affected.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use shmesh::config::{PoolConfig, PoolId};
-use shmesh_sys::{file, socket};
+use shmesh_sys::file::{self, FileAtPath};
+use shmesh_sys::socket;
 
 use crate::layout::{
     CONFIG_AT, CONFIG_BYTES, INFO_CELL_ID, INFO_DATA_LEN, INFO_MSG_ID, INFO_MSG_LEN, INFO_WORDS, PoolShapes,
@@ -58,29 +59,70 @@ pub struct LinkSnapshot {
     pub bytes: u64,
 }
 
-impl LinkSnapshot {
-    /// Reads the link with this prefix. Returns `None` if there is none in NVIPC's layout.
+/// A link in NVIPC's layout, mapped read-only, for several snapshots.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let pools = shmesh::config::LinkConfig::new("nvipc".parse()?).pools;
+/// use shmesh_nvipc_wire::{MappedLink, Options};
+/// let phy = Options::new().dir(dir.path()).create("nvipc", pools)?;
+/// let link = MappedLink::open(dir.path(), "nvipc")?.expect("it is there");
+/// assert!(link.is_current() && link.snapshot()?.is_served);
+/// drop(phy);
+/// std::fs::remove_file(dir.path().join("nvipc_shm")).ok();
+/// assert!(!link.is_current());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct MappedLink {
+    dir: PathBuf,
+    names: SegmentNames,
+    shape: PoolShapes,
+    debug: Arc<Memory>,
+    shm: Arc<Memory>,
+    pools: [Option<Arc<Memory>>; PoolId::COUNT],
+    files: Vec<FileAtPath>,
+}
+
+impl MappedLink {
+    /// Maps the link with this prefix. Returns `None` if there is none in NVIPC's layout.
     ///
     /// # Errors
-    /// [`Version`](Error::Version), [`Damaged`](Error::Damaged), [`Truncated`](Error::Truncated), [`Prefix`](Error::Prefix),
-    /// [`System`](Error::System).
+    /// [`Version`](Error::Version), [`Damaged`](Error::Damaged), [`Prefix`](Error::Prefix), [`System`](Error::System).
     pub fn open(dir: &Path, prefix: &str) -> Result<Option<Self>> {
         let names = SegmentNames::new(prefix)?;
         if !dir.join(names.of("debug")).is_file() {
             return Ok(None);
         }
-        let debug = map(dir, &names.of("debug"))?;
-        let words =
-            debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4).ok_or_else(|| short(&names.of("debug")))?;
-        let words = std::array::from_fn(|i| words[i].load(Relaxed));
-        let shape = PoolShapes::from_words(&words, &names.of("debug"))?;
-        let len = shape.msg_len();
-        let shm = map(dir, &names.of("shm"))?;
-        let mut bytes = (debug.len() + shm.len()) as u64;
+        let mut files = Vec::new();
+        let mut map = |name: &str| map(dir, name, &mut files);
+        let debug = map(&names.of("debug"))?;
+        let shape = shape_in(&debug, &names)?;
+        let shm = map(&names.of("shm"))?;
+        let mut pools = [const { None }; PoolId::COUNT];
+        for pool in PoolId::ALL.into_iter().filter(|pool| shape.pools[pool.index()].is_enabled()) {
+            pools[pool.index()] = Some(map(&names.pool(pool))?);
+        }
+        Ok(Some(Self { dir: dir.to_path_buf(), names, shape, debug, shm, pools, files }))
+    }
+
+    /// Whether [`open`](Self::open) would map the same files: a primary creates them again, or writes another configuration into them.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.files.iter().all(FileAtPath::is_unchanged)
+            && shape_in(&self.debug, &self.names).is_ok_and(|shape| shape == self.shape)
+    }
+
+    /// The state of the link now.
+    ///
+    /// # Errors
+    /// [`Damaged`](Error::Damaged).
+    pub fn snapshot(&self) -> Result<LinkSnapshot> {
+        let (names, shm, len) = (&self.names, &self.shm, self.shape.msg_len());
         let infos =
             shm.words::<AtomicU32>(infos_at(len), INFO_WORDS * len).ok_or_else(|| short(&names.of("shm")))?;
         let waiting = |at| -> Result<Vec<QueuedMessage>> {
-            let queue = queue(&shm, at, len).ok_or_else(|| short(&names.of("shm")))?;
+            let queue = queue(shm, at, len).ok_or_else(|| short(&names.of("shm")))?;
             let word = |index: u32, word: usize| {
                 infos[index as usize * INFO_WORDS + word].load(Relaxed).cast_signed()
             };
@@ -94,17 +136,33 @@ impl LinkSnapshot {
         };
         let (s2m, m2s) = (waiting(0)?, waiting(queue_bytes(len))?);
         let mut free = [None; PoolId::COUNT];
-        for pool in PoolId::ALL.into_iter().filter(|pool| shape.pools[pool.index()].is_enabled()) {
-            let file = names.pool(pool);
-            let memory = map(dir, &file)?;
+        let mut bytes = (self.debug.len() + shm.len()) as u64;
+        for pool in PoolId::ALL {
+            let Some(memory) = &self.pools[pool.index()] else { continue };
             bytes += memory.len() as u64;
-            let list =
-                queue(&memory, 0, shape.pools[pool.index()].pool_len as usize).ok_or_else(|| short(&file))?;
+            let list = queue(memory, 0, self.shape.pools[pool.index()].pool_len as usize)
+                .ok_or_else(|| short(&names.pool(pool)))?;
             free[pool.index()] = Some(list.len());
         }
-        let is_served = socket::is_bound(&dir.join(names.server())).unwrap_or(false);
-        Ok(Some(Self { pools: shape.pools, free, m2s, s2m, is_served, bytes }))
+        let is_served = socket::is_bound(&self.dir.join(names.server())).unwrap_or(false);
+        Ok(LinkSnapshot { pools: self.shape.pools, free, m2s, s2m, is_served, bytes })
     }
+}
+
+impl LinkSnapshot {
+    /// Reads the link with this prefix. Returns `None` if there is none in NVIPC's layout.
+    ///
+    /// # Errors
+    /// [`Version`](Error::Version), [`Damaged`](Error::Damaged), [`Prefix`](Error::Prefix), [`System`](Error::System).
+    pub fn open(dir: &Path, prefix: &str) -> Result<Option<Self>> {
+        MappedLink::open(dir, prefix)?.map(|link| link.snapshot()).transpose()
+    }
+}
+
+fn shape_in(debug: &Arc<Memory>, names: &SegmentNames) -> Result<PoolShapes> {
+    let file = names.of("debug");
+    let words = debug.words::<AtomicU32>(CONFIG_AT, CONFIG_BYTES / 4).ok_or_else(|| short(&file))?;
+    PoolShapes::from_words(&std::array::from_fn(|i| words[i].load(Relaxed)), &file)
 }
 
 fn short(what: &str) -> Error {
@@ -115,7 +173,8 @@ fn queue(memory: &Arc<Memory>, at: usize, len: usize) -> Option<IndexQueue> {
     memory.words(at, QUEUE_WORDS + len).map(IndexQueue::new)
 }
 
-fn map(dir: &Path, name: &str) -> Result<Arc<Memory>> {
+/// Maps a file, and appends it to `files`.
+fn map(dir: &Path, name: &str, files: &mut Vec<FileAtPath>) -> Result<Arc<Memory>> {
     let path = dir.join(name);
     let failed = |error: std::io::Error| Error::system(format!("read {}", path.display()), error);
     let file = file::open(&path, false).map_err(failed)?;
@@ -126,5 +185,6 @@ fn map(dir: &Path, name: &str) -> Result<Arc<Memory>> {
             why: "it is empty, or not a regular file",
         });
     }
+    files.push(FileAtPath::opened(&file, &path).map_err(failed)?);
     Ok(Memory::mapped(memmap2::MmapOptions::new().map_raw_read_only(&file).map_err(failed)?))
 }

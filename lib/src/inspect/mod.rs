@@ -3,6 +3,7 @@
 //! | file | concept |
 //! |---|---|
 //! | `segments.rs` | finding the files of a link, opening and mapping them for reading only |
+//! | `cached_view.rs` | a link that is inspected repeatedly |
 //! | `seat_locks.rs` | the liveness of participants, by the locks of their seats |
 //! | `snapshot.rs` | attached participants, queued messages, and the holder of each buffer |
 //! | `tap.rs` | recording messages for `shmesh capture` |
@@ -28,6 +29,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cached_view;
 mod far_nodes;
 mod memory_files;
 mod remains;
@@ -37,6 +39,7 @@ mod snapshot;
 mod tap;
 
 pub use crate::participant::times::{LinkTimes, TimeHistogram};
+pub use cached_view::CachedView;
 pub use far_nodes::{FAR_NODE_MAGIC, FAR_NODE_WORDS, FarNode, FarNodeWord, far_node_file, far_nodes};
 pub use memory_files::{
     ARRAY_MEMFD, FileRemoval, FileUse, MemoryFile, MemoryKind, StaleFile, memory_files, remove_stale,

@@ -7,7 +7,7 @@ use shmesh_sys::process::{Liveness, ProcessIdentity};
 
 use crate::link::liveness_by_lock;
 use crate::participant::{Participant, Seats};
-use crate::segment::lock::Lock;
+use crate::segment::lock::{Host, Lock};
 
 /// The lock file of a link, opened at its first use: opening it makes the monitors of the link look for deaths.
 #[derive(Debug)]
@@ -19,6 +19,20 @@ pub(super) struct SeatLocks {
 impl SeatLocks {
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, opened: OnceLock::new() }
+    }
+
+    pub(super) fn opened_already(path: PathBuf, lock: Lock) -> Self {
+        Self { path, opened: OnceLock::from(lock) }
+    }
+
+    /// Whether participants that attach now use the same lock file, if it is open.
+    pub(super) fn are_current(&self) -> bool {
+        self.opened.get().is_none_or(Lock::is_named)
+    }
+
+    /// The host of the link, by the lock of its socket's number.
+    pub(super) fn host(&self) -> Option<(Host, u64)> {
+        self.opened()?.host().ok()?
     }
 
     fn opened(&self) -> Option<&Lock> {

@@ -7,19 +7,20 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use shmesh_sys::errno;
+use shmesh_sys::file::{self, FileAtPath};
 use shmesh_sys::process::ProcessIdentity;
-use shmesh_sys::{errno, file};
 
 use super::seat_locks::SeatLocks;
 use crate::config::{Backing, LinkConfig, LinkName, PoolConfig, PoolId, Receivers, RingMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::link::Shared;
 use crate::link::core::Core;
-use crate::link::host::{HostAnswer, ask, lock_path, socket_prefix};
+use crate::link::host::{HostAnswer, ask, lock_path, socket_path, socket_prefix};
 use crate::segment::Memory;
 use crate::segment::header::{Header, Unusable};
 use crate::segment::layout::{LinkLayout, PoolLayout};
-use crate::segment::lock::Lock;
+use crate::segment::lock::{Host, Lock};
 use crate::segment::store::{Store, file_name};
 
 /// Names of the links that have files in `dir`, sorted, including damaged links and files that only look like a link.
@@ -42,17 +43,22 @@ use crate::segment::store::{Store, file_name};
 /// ```
 pub fn names(dir: &Path) -> io::Result<Vec<LinkName>> {
     let mut names = BTreeSet::new();
+    let mut pools = Vec::new();
     for entry in std::fs::read_dir(dir)?.take(MAX_ENTRIES) {
         let entry = entry?;
         let Some((name, kind)) = link_file(&entry) else { continue };
-        let is_link = match kind {
-            LinkFileKind::Ring => true,
-            LinkFileKind::Socket => entry.file_type().is_ok_and(|kind| kind.is_socket()),
-            LinkFileKind::Pool(pool) => {
-                !pool.is_device() && read_header(&entry.path()).is_some_and(|header| header.is_ok())
+        match kind {
+            LinkFileKind::Pool(pool) if !pool.is_device() => pools.push((name, entry.path())),
+            LinkFileKind::Pool(_) => {}
+            LinkFileKind::Socket if !entry.file_type().is_ok_and(|kind| kind.is_socket()) => {}
+            LinkFileKind::Ring | LinkFileKind::Socket => {
+                names.insert(name);
             }
-        };
-        if is_link {
+        }
+    }
+    // Only pools whose link is missing have to be opened.
+    for (name, path) in pools {
+        if !names.contains(&name) && read_header(&path).is_some_and(|header| header.is_ok()) {
             names.insert(name);
         }
     }
@@ -112,6 +118,19 @@ pub(super) fn with_prefix(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 pub(super) struct MappedSegment {
     pub(super) memory: Arc<Memory>,
     pub(super) header: Header,
+    /// The name by which it was opened; `None` for a memfd.
+    file: Option<FileAtPath>,
+}
+
+/// How a view found the memory of its link.
+#[derive(Debug)]
+enum MemoryOrigin {
+    /// By the names of the files.
+    Files(Vec<FileAtPath>),
+    /// From this host, by the socket with its number.
+    Host(Host, u64, FileAtPath),
+    /// This process keeps the link.
+    Own,
 }
 
 /// The files of one link.
@@ -140,7 +159,10 @@ impl LinkPath {
     fn open_at(&self, path: &Path, pool: Option<PoolId>) -> Result<Option<MappedSegment>> {
         let what = path.display().to_string();
         match file::open(path, false) {
-            Ok(file) => self.check(&file, what, pool).map(Some),
+            Ok(file) => {
+                let at = FileAtPath::opened(&file, path).map_err(|error| self.store.refused(&what, error))?;
+                Ok(Some(MappedSegment { file: Some(at), ..self.check(&file, what, pool)? }))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) if matches!(error.raw_os_error(), Some(errno::ELOOP | errno::ENXIO)) => {
                 Err(ErrorKind::NotOurs { link: self.link(), what }.into())
@@ -154,12 +176,12 @@ impl LinkPath {
         let map = memmap2::MmapOptions::new()
             .map_raw_read_only(file)
             .map_err(|error| self.store.refused(&what, error))?;
-        Ok(MappedSegment { memory: Memory::mapped(map), header })
+        Ok(MappedSegment { memory: Memory::mapped(map), header, file: None })
     }
 
     /// The link's own segment and its pools: by name, or from the process that hosts them.
-    fn segments(&self) -> Result<(Backing, Vec<MappedSegment>)> {
-        let Some(shm) = self.open(None)? else { return Ok((Backing::Memfd, self.held()?)) };
+    fn segments(&self) -> Result<(MemoryOrigin, SeatLocks, Vec<MappedSegment>)> {
+        let Some(shm) = self.open(None)? else { return self.held() };
         let (shape, epoch) = (shm.header.shape, shm.header.epoch);
         let mut segments = vec![shm];
         for pool in PoolId::ALL.into_iter().filter(|&pool| shape.pools[pool.index()].1 > 0) {
@@ -175,11 +197,12 @@ impl LinkPath {
             }
             segments.push(segment);
         }
-        Ok((Backing::Named, segments))
+        let files = segments.iter_mut().filter_map(|segment| segment.file.take()).collect();
+        Ok((MemoryOrigin::Files(files), SeatLocks::new(lock_path(&self.store)), segments))
     }
 
     /// The memfds of the link, from its host.
-    fn held(&self) -> Result<Vec<MappedSegment>> {
+    fn held(&self) -> Result<(MemoryOrigin, SeatLocks, Vec<MappedSegment>)> {
         if with_prefix(&self.store.dir, &socket_prefix(&self.store.link)).is_empty() {
             let orphan =
                 PoolId::ALL.map(|pool| self.store.path(Some(pool))).into_iter().find(|path| path.exists());
@@ -193,14 +216,17 @@ impl LinkPath {
             }
             .into());
         };
-        let path = self.beside("lock");
-        let lock =
-            Lock::open(&path).map_err(|error| self.store.refused(&path.display().to_string(), error))?;
-        let asked = lock.map_or(Ok(HostAnswer::NoHost), |lock| ask(&self.store, &lock))?;
-        let HostAnswer::Offer(offer, ..) = asked else {
+        let path = lock_path(&self.store);
+        let gone = || {
             let what = "does not exist: it has ended, and no other process kept the memory of the link";
-            return Err(ErrorKind::Host { link: self.link(), path, what }.into());
+            Error::from(ErrorKind::Host { link: self.link(), path: path.clone(), what })
         };
+        let refused = |error| self.store.refused(&path.display().to_string(), error);
+        let lock = Lock::open(&path).map_err(refused)?.ok_or_else(gone)?;
+        // Before its answer: if another host follows it, the view is not current.
+        let (host, number) = lock.host().map_err(refused)?.ok_or_else(gone)?;
+        let socket = FileAtPath::bound(&socket_path(&self.store, number)).map_err(|_| gone())?;
+        let HostAnswer::Offer(offer, ..) = ask(&self.store, &lock)? else { return Err(gone()) };
         let mut segments = Vec::new();
         for file in &offer.segments {
             let pool = Header::of_file(file).ok().and_then(|header| header.ok()?.pool);
@@ -216,7 +242,7 @@ impl LinkPath {
             }
             .into());
         }
-        Ok(segments)
+        Ok((MemoryOrigin::Host(host, number, socket), SeatLocks::opened_already(path, lock), segments))
     }
 }
 
@@ -268,6 +294,7 @@ pub struct View {
     store: Store,
     header: Header,
     backing: Backing,
+    origin: MemoryOrigin,
 }
 
 impl View {
@@ -279,7 +306,9 @@ impl View {
     /// [`Permission`](ErrorKind::Permission); [`Host`](ErrorKind::Host) for a link of memfds.
     pub fn open(dir: &Path, name: &LinkName) -> Result<Self> {
         let place = LinkPath::new(dir, name);
-        let (backing, segments) = place.segments()?;
+        let (origin, locks, segments) = place.segments()?;
+        let is_named = matches!(origin, MemoryOrigin::Files(_));
+        let backing = if is_named { Backing::Named } else { Backing::Memfd };
         let me = ProcessIdentity::me().map_err(|error| {
             Error::system(&place.store.link, "read /proc/self (is /proc mounted?)", error)
         })?;
@@ -294,9 +323,8 @@ impl View {
             let what = file_name(&place.store.link, None);
             Error::from(ErrorKind::Damaged { link: place.link(), what, why: "its tables do not fit" })
         })?;
-        let locks = SeatLocks::new(lock_path(&place.store));
         let shm = Arc::clone(&segments[0].memory);
-        Ok(Self { core, shm, memories, me, locks, store: place.store, header, backing })
+        Ok(Self { core, shm, memories, me, locks, store: place.store, header, backing, origin })
     }
 
     /// A view of a link that this process keeps.
@@ -317,7 +345,20 @@ impl View {
             store: shared.store.clone(),
             header: shm.header,
             backing: shared.store.backing,
+            origin: MemoryOrigin::Own,
         }
+    }
+
+    /// Whether [`open`](Self::open) would return a view of the same memory, and its files have their sizes.
+    pub(super) fn is_current(&self) -> bool {
+        let has_memory = match &self.origin {
+            MemoryOrigin::Files(files) => files.iter().all(FileAtPath::is_unchanged),
+            MemoryOrigin::Host(host, number, socket) => {
+                self.locks.host() == Some((*host, *number)) && socket.is_unchanged()
+            }
+            MemoryOrigin::Own => true,
+        };
+        has_memory && self.locks.are_current()
     }
 
     /// The damage of the link, if a segment was truncated after it was mapped. Known only to the

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, FdFlag, OFlag, SealFlag, fallocate, fcntl};
@@ -102,6 +102,71 @@ pub fn open(path: &Path, write: bool) -> io::Result<File> {
         .write(write)
         .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)
+}
+
+/// The file at a path, to notice that the path leads to another file, or the file has another size.
+///
+/// Inodes of removed files are used again, on some file systems at once. So [`opened`](Self::opened) is right only while the file is open
+/// or mapped; [`bound`](Self::bound) compares times, too.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use shmesh_sys::file::{FileAtPath, open};
+/// let path = dir.path().join("radio_shm");
+/// std::fs::write(&path, "first")?;
+/// let file = open(&path, false)?;
+/// let first = FileAtPath::opened(&file, &path)?;
+/// assert!(first.is_unchanged());
+/// std::fs::remove_file(&path)?;
+/// std::fs::write(&path, "other")?;
+/// assert!(!first.is_unchanged());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct FileAtPath {
+    path: PathBuf,
+    inode: (u64, u64),
+    len: u64,
+    changed: Option<(i64, i64)>,
+}
+
+impl FileAtPath {
+    /// A file that was opened by the path, and stays open or mapped.
+    ///
+    /// # Errors
+    /// The error of `fstat(2)`.
+    pub fn opened(file: &File, path: &Path) -> io::Result<Self> {
+        let found = file.metadata()?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            inode: (found.dev(), found.ino()),
+            len: found.len(),
+            changed: None,
+        })
+    }
+
+    /// The socket that is bound to the path.
+    ///
+    /// # Errors
+    /// The error of `lstat(2)`.
+    pub fn bound(path: &Path) -> io::Result<Self> {
+        let found = std::fs::symlink_metadata(path)?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            inode: (found.dev(), found.ino()),
+            len: found.len(),
+            changed: Some((found.ctime(), found.ctime_nsec())),
+        })
+    }
+
+    /// Whether the path still leads to the file, with the same size.
+    #[must_use]
+    pub fn is_unchanged(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|now| {
+            (now.dev(), now.ino(), now.len()) == (self.inode.0, self.inode.1, self.len)
+                && self.changed.is_none_or(|changed| changed == (now.ctime(), now.ctime_nsec()))
+        })
+    }
 }
 
 /// Reserves `len` bytes, so that a full tmpfs is an error here and not a bus error later.

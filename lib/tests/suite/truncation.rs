@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use shmesh::config::PoolId;
+use shmesh::inspect::CachedView;
 use shmesh::{Error, Link, LinkOptions, Side};
 use shmesh_testing::{Watchdog, config, ipc_dir, kind_of, own_process};
 
@@ -91,6 +92,22 @@ fn guarded_process_survives_and_its_calls_name_the_link() {
             }
             let (phy, mac) = pair(dir.path(), "aaa");
             talk(&phy, &mac).unwrap();
+        }
+    });
+}
+
+#[test]
+fn cached_view_does_not_read_a_truncated_link() {
+    own_process(|| {
+        let _watchdog = Watchdog::start();
+        for file in ["aaa_shm", "aaa_cpu_data"] {
+            let dir = ipc_dir();
+            let (_phy, _mac) = pair(dir.path(), "aaa");
+            let mut view = CachedView::new(dir.path(), &"aaa".parse().unwrap());
+            assert_eq!(view.get().unwrap().seats().len(), 2);
+            File::options().write(true).open(dir.path().join(file)).unwrap().set_len(0).unwrap();
+            let error = view.get().unwrap_err().to_string();
+            assert!(error.contains(file), "{error}");
         }
     });
 }

@@ -12,13 +12,13 @@ use anyhow::Context;
 use shmesh::config::LinkName;
 use shmesh_sys::top::{COLUMNS, COLUMNS_HELP};
 
-use self::sample::{LinkSample, Sample};
+use self::sample::{LinkSample, Sample, Sampler};
 use crate::args::{Dir, Output, seconds};
 use crate::table::Table;
 
 const READING: &str = "\
-Links are mapped read-only for the moment of a sample. Each sample wakes the monitor threads of participants in other pid namespaces
-once; messages are not affected.";
+Links are mapped read-only from their first sample to the sample after their removal. Mapping a link wakes the monitor threads of its
+participants in other pid namespaces once; messages are not affected. A link that is created again under its name is another link.";
 
 const EXAMPLES: &str = "\
 On a terminal: up and down select a link, whose participants and pools are shown below; s changes the order; q ends. Elsewhere, a table
@@ -50,10 +50,13 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn sample(&self) -> anyhow::Result<Sample> {
-        let dir = &self.dir.dir;
-        Sample::take(dir, &self.links)
-            .with_context(|| format!("cannot read the IPC directory {}", dir.display()))
+    fn sampler(&self) -> Sampler {
+        Sampler::new(&self.dir.dir, &self.links)
+    }
+
+    fn sample(&self, sampler: &mut Sampler) -> anyhow::Result<Sample> {
+        let dir = self.dir.dir.display();
+        sampler.sample().with_context(|| format!("cannot read the IPC directory {dir}"))
     }
 
     fn interval(&self) -> Duration {
@@ -71,10 +74,11 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.output == Output::Text && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
         return screen::run(args);
     }
-    let mut before = args.sample()?;
+    let mut sampler = args.sampler();
+    let mut before = args.sample(&mut sampler)?;
     for intervals in 1.. {
         sleep(args.interval());
-        let now = args.sample()?;
+        let now = args.sample(&mut sampler)?;
         match args.output {
             Output::Text => text(args, &now, &before, out)?,
             Output::Json => writeln!(out, "{}", now.json(Some(&before)))?,

@@ -1,12 +1,14 @@
 //! Samples of links, and the rates between two of them.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use shmesh::SeatIndex;
 use shmesh::config::LinkName;
-use shmesh::inspect::{BufferState, LinkTimes, SeatView, Snapshot, TimeHistogram, View, names};
+use shmesh::inspect::{BufferState, CachedView, LinkTimes, SeatView, Snapshot, TimeHistogram, View, names};
+use shmesh_nvipc_wire::{LinkSnapshot, MappedLink};
 use shmesh_sys::top::{Directions, LinkRow, PoolUse, Quantiles, RowParticipant};
 
 use crate::{ls, nvipc, people};
@@ -16,6 +18,22 @@ use crate::{ls, nvipc, people};
 pub(super) struct Sample {
     at: Instant,
     pub(super) links: Vec<LinkSample>,
+}
+
+/// The links of an IPC directory, each opened at its first sample and kept while it exists.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    dir: PathBuf,
+    /// The names of the links; all of the directory if there are none.
+    only: Vec<LinkName>,
+    open: BTreeMap<LinkName, SampledLink>,
+}
+
+/// One link, in the layout in which it was last seen.
+#[derive(Debug)]
+struct SampledLink {
+    view: CachedView,
+    theirs: Option<MappedLink>,
 }
 
 /// One link at one moment.
@@ -79,15 +97,6 @@ pub(super) struct Rates {
 }
 
 impl Sample {
-    /// Reads the links of the directory: all, or those with these names.
-    ///
-    /// Each link is mapped while it is read and no longer, so that the memory of a removed link is not kept.
-    pub(super) fn take(dir: &Path, only: &[LinkName]) -> std::io::Result<Self> {
-        let names = if only.is_empty() { names(dir)? } else { only.to_vec() };
-        let links = names.into_iter().map(|name| LinkSample { seen: look(dir, &name), name });
-        Ok(Self { links: links.collect(), at: Instant::now() })
-    }
-
     /// The time since another sample, in seconds.
     pub(super) fn seconds_since(&self, before: &Self) -> f64 {
         self.at.saturating_duration_since(before.at).as_secs_f64()
@@ -226,31 +235,68 @@ impl LinkState {
             times: view.times(),
         }
     }
+
+    fn of_nvipc(link: &LinkSnapshot) -> Self {
+        let pools = nvipc::pools(link).map(|(pool, _, len, free)| PoolUse {
+            name: pool.name().to_owned(),
+            used: (len as usize).saturating_sub(free),
+            len: len as usize,
+        });
+        let queued = [link.m2s.len(), link.s2m.len()];
+        Self {
+            mode: "nvipc",
+            rings: queued.map(|queued| RingUse { sent: None, queued }),
+            pools: pools.collect(),
+            ..Self::default()
+        }
+    }
 }
 
-fn look(dir: &Path, name: &LinkName) -> Result<LinkState, String> {
-    let error = match View::open(dir, name) {
-        Ok(view) => return Ok(LinkState::of(&view, &view.snapshot())),
-        Err(error) => error,
-    };
-    let Some(theirs) = nvipc::seen(dir, name) else { return Err(crate::in_one_line(&error)) };
-    let pools = nvipc::pools(&theirs).map(|(pool, _, len, free)| PoolUse {
-        name: pool.name().to_owned(),
-        used: (len as usize).saturating_sub(free),
-        len: len as usize,
-    });
-    let queued = [theirs.m2s.len(), theirs.s2m.len()];
-    Ok(LinkState {
-        mode: "nvipc",
-        rings: queued.map(|queued| RingUse { sent: None, queued }),
-        pools: pools.collect(),
-        ..LinkState::default()
-    })
+impl Sampler {
+    pub(super) fn new(dir: &Path, only: &[LinkName]) -> Self {
+        Self { dir: dir.to_path_buf(), only: only.to_vec(), open: BTreeMap::new() }
+    }
+
+    /// Reads the links. Files are opened only of links that are new since the last sample, or in an unusable state.
+    pub(super) fn sample(&mut self) -> std::io::Result<Sample> {
+        let names = if self.only.is_empty() { names(&self.dir)? } else { self.only.clone() };
+        // The memory of removed links is not kept.
+        self.open.retain(|name, _| names.contains(name));
+        let look = |name: LinkName| {
+            let link = self
+                .open
+                .entry(name.clone())
+                .or_insert_with(|| SampledLink { view: CachedView::new(&self.dir, &name), theirs: None });
+            LinkSample { seen: link.look(&self.dir, &name), name }
+        };
+        let links = names.into_iter().map(look).collect();
+        Ok(Sample { links, at: Instant::now() })
+    }
+}
+
+impl SampledLink {
+    fn look(&mut self, dir: &Path, name: &LinkName) -> Result<LinkState, String> {
+        let theirs = match self.theirs.take().filter(MappedLink::is_current) {
+            Some(theirs) => theirs,
+            None => match self.view.get() {
+                Ok(view) => return Ok(LinkState::of(view, &view.snapshot())),
+                Err(error) => {
+                    let theirs = MappedLink::open(dir, name.as_str()).ok().flatten();
+                    theirs.ok_or_else(|| crate::in_one_line(&error))?
+                }
+            },
+        };
+        let snapshot = self.theirs.insert(theirs).snapshot();
+        snapshot.map(|link| LinkState::of_nvipc(&link)).map_err(|error| error.to_string())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+    use shmesh::config::Backing;
 
     use super::*;
 
@@ -299,7 +345,7 @@ mod tests {
         let _loan = link.loan().unwrap();
         link.send_inline(1, 0, b"").unwrap();
         std::fs::write(dir.path().join("bad_shm"), b"SHMESH").unwrap();
-        let sample = Sample::take(dir.path(), &[]).unwrap();
+        let sample = Sampler::new(dir.path(), &[]).sample().unwrap();
         let timed = Rates {
             messages: [Some(1500.5), None],
             wake_ups: Some(2.0),
@@ -318,5 +364,100 @@ mod tests {
         let pid = std::process::id().to_string();
         assert_eq!((&cells[2], &cells[3], cells[6].as_str()), (&pid, &pid, "1"));
         assert_eq!(cells[10..], ["300 ns", "4.00 ms"]);
+    }
+
+    /// The names of files in a directory that were opened since the last call.
+    fn opened(watch: &Inotify) -> Vec<String> {
+        let events = watch.read_events().unwrap_or_default();
+        events.into_iter().filter_map(|event| event.name?.into_string().ok()).collect()
+    }
+
+    #[test]
+    fn each_link_is_opened_once_and_kept_while_it_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = shmesh::LinkOptions::new().dir(dir.path());
+        let create = |name: &str, backing| {
+            let mut config = shmesh::config::LinkConfig::new(name.parse().unwrap());
+            config.backing = backing;
+            options.create(&config).unwrap()
+        };
+        let pools = shmesh::config::LinkConfig::new("x".parse().unwrap()).pools;
+        let (radio, _held) = (create("radio", Backing::Named), create("held", Backing::Memfd));
+        let _theirs = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("theirs", pools).unwrap();
+
+        let watch = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+        watch.add_watch(dir.path(), AddWatchFlags::IN_OPEN).unwrap();
+        let mut sampler = Sampler::new(dir.path(), &[]);
+        let first = sampler.sample().unwrap();
+        let modes: Vec<&str> = first.links.iter().map(|link| link.seen.as_ref().unwrap().mode).collect();
+        assert_eq!(modes, ["mpmc", "mpmc", "nvipc"]);
+        let files = opened(&watch);
+        for file in ["radio_shm", "radio_cpu_msg", "radio_cpu_data", "held.lock", "theirs_debug"] {
+            assert_eq!(files.iter().filter(|name| *name == file).count(), 1, "{files:?}");
+        }
+
+        radio.send_inline(1, 0, b"").unwrap();
+        for _ in 0..3 {
+            let next = sampler.sample().unwrap();
+            assert_eq!(next.links[1].seen.as_ref().unwrap().rings[0].queued, 1);
+            assert_eq!(opened(&watch), [""; 0]);
+        }
+
+        let _late = create("late", Backing::Named);
+        opened(&watch);
+        let names = |sample: &Sample| {
+            sample.links.iter().map(|link| link.name.to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&sampler.sample().unwrap()), "held late radio theirs");
+        let files = opened(&watch);
+        assert!(!files.is_empty() && files.iter().all(|name| name.starts_with("late")), "{files:?}");
+    }
+
+    #[test]
+    fn link_that_is_created_again_is_sampled_as_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = shmesh::LinkOptions::new().dir(dir.path());
+        let create = |len| {
+            let mut config = shmesh::config::LinkConfig::new("radio".parse().unwrap());
+            config.pools[shmesh::config::PoolId::CpuMsg.index()].pool_len = len;
+            options.create(&config).unwrap()
+        };
+        let link = create(32);
+        let mut sampler = Sampler::new(dir.path(), &[]);
+        let before = sampler.sample().unwrap();
+        drop(link);
+        let link = create(64);
+        link.send_inline(1, 0, b"").unwrap();
+        let now = sampler.sample().unwrap();
+        let state = now.links[0].seen.as_ref().unwrap();
+        assert_eq!((state.pools[0].len, state.rings[0].queued), (64, 1));
+        assert_eq!(now.rates(&now.links[0], Some(&before)), Rates::default());
+
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.contains(dir.path().join("radio_shm").to_str().unwrap())
+        };
+        drop(link.receive().unwrap());
+        options.attach("radio", shmesh::Side::Secondary).unwrap().receive().unwrap();
+        drop(link);
+        assert!(is_mapped(), "by the sampler");
+        assert!(sampler.sample().unwrap().links.is_empty());
+        assert!(!is_mapped(), "the memory of a removed link is not kept");
+    }
+
+    #[test]
+    fn nvipc_link_that_is_created_again_is_read_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut pools = shmesh::config::LinkConfig::new("x".parse().unwrap()).pools;
+        let mut sampler = Sampler::new(dir.path(), &["theirs".parse().unwrap()]);
+        assert!(sampler.sample().unwrap().links[0].seen.is_err());
+        for len in [32, 64] {
+            pools[0].pool_len = len;
+            let _theirs = shmesh_nvipc_wire::Options::new().dir(dir.path()).create("theirs", pools).unwrap();
+            for _ in 0..2 {
+                let sample = sampler.sample().unwrap();
+                assert_eq!(sample.links[0].seen.as_ref().unwrap().pools[0].len, len as usize);
+            }
+        }
     }
 }

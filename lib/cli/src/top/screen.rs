@@ -12,7 +12,7 @@ use shmesh::config::LinkName;
 use shmesh_sys::top::{COLUMNS, PoolUse, fullest};
 
 use super::Args;
-use super::sample::{LinkSample, LinkState, Rates, Sample};
+use super::sample::{LinkSample, LinkState, Rates, Sample, Sampler};
 use crate::{human, people};
 
 /// The order of the links.
@@ -83,22 +83,28 @@ struct Screen {
 /// Shows the screen until the user ends it.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let mut sampler = args.sampler();
     let mut screen = Screen {
         order: LinkOrder::Name,
         selected: args.links.first().cloned(),
-        now: args.sample()?,
+        now: args.sample(&mut sampler)?,
         before: None,
         colours: !no_colour,
     };
     // Also restores the terminal when a thread panics.
     let mut terminal = ratatui::try_init()?;
-    let done = screen.refresh(args, &mut terminal);
+    let done = screen.refresh(args, &mut sampler, &mut terminal);
     ratatui::try_restore()?;
     done
 }
 
 impl Screen {
-    fn refresh(&mut self, args: &Args, terminal: &mut DefaultTerminal) -> anyhow::Result<()> {
+    fn refresh(
+        &mut self,
+        args: &Args,
+        sampler: &mut Sampler,
+        terminal: &mut DefaultTerminal,
+    ) -> anyhow::Result<()> {
         for intervals in 1.. {
             let due = Instant::now() + args.interval();
             loop {
@@ -113,7 +119,7 @@ impl Screen {
                     return Ok(());
                 }
             }
-            self.before = Some(std::mem::replace(&mut self.now, args.sample()?));
+            self.before = Some(std::mem::replace(&mut self.now, args.sample(sampler)?));
             if args.is_enough(intervals) {
                 break;
             }
@@ -294,7 +300,7 @@ mod tests {
     use super::*;
 
     fn screen(dir: &std::path::Path) -> Screen {
-        let now = Sample::take(dir, &[]).unwrap();
+        let now = Sampler::new(dir, &[]).sample().unwrap();
         Screen { order: LinkOrder::Name, selected: None, now, before: None, colours: true }
     }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -566,6 +567,31 @@ fn processes_of_another_pid_namespace_are_alive_or_dead() {
     assert_eq!(states(), ["unknown", "unknown"]);
     let table = text(&elsewhere(&[]).stdout);
     assert!(table.contains("the lock file of the link cannot be opened"), "{table}");
+}
+
+#[test]
+fn top_opens_the_files_of_a_link_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let link = LinkOptions::new().dir(dir).create(&config("fronthaul", RingMode::Mpmc)).unwrap();
+    let watch = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+    watch.add_watch(dir, AddWatchFlags::IN_OPEN).unwrap();
+    // In another pid namespace, where only the lock file shows that this process is alive.
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_shmesh")]);
+    unshare.args(["top", "--output", "json", "--interval", "0.1", "--count", "4"]).env("SHMESH_DIR", dir);
+    let output = unshare.stdin(Stdio::null()).output().unwrap();
+    if !output.status.success() && text(&output.stderr).contains("unshare") {
+        shmesh_testing::skip("NAMESPACES", "no right to make namespaces here");
+        return;
+    }
+    let printed = text(&output.stdout);
+    assert_eq!(printed.matches(r#""state":"alive""#).count(), 4, "{printed}{}", text(&output.stderr));
+    let mut opened: Vec<String> =
+        watch.read_events().unwrap().into_iter().filter_map(|event| event.name?.into_string().ok()).collect();
+    opened.sort();
+    assert_eq!(opened, ["fronthaul.lock", "fronthaul_cpu_data", "fronthaul_cpu_msg", "fronthaul_shm"]);
+    drop(link);
 }
 
 #[test]

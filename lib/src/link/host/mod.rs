@@ -82,7 +82,7 @@ pub(crate) fn socket_prefix(link: &str) -> String {
     format!("{link}.broker-")
 }
 
-pub(super) fn socket_path(store: &Store, number: u64) -> PathBuf {
+pub(crate) fn socket_path(store: &Store, number: u64) -> PathBuf {
     store.dir.join(format!("{}{number:x}", socket_prefix(&store.link)))
 }
 
