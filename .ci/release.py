@@ -36,6 +36,7 @@ PROGRAMS = ("shmesh", "shmesh-sidecar")
 IMAGES = {
     "plugin": "Device plugin, identity service and injection webhook of shmesh",
     "sidecar": "Keeps a pod's shared-memory links and brokers device memory; contains the shmesh command",
+    "bridge": "Carries the messages of shmesh links to other nodes",
 }
 
 
@@ -70,12 +71,16 @@ def workspace_version(cargo):
     return find(r'^\[workspace\.package\]\nversion = "([^"]+)"$', cargo, "Cargo.toml")
 
 
-def disagreements(version, cargo, chart, changelog, tag):
+def disagreements(version, cargo, bridge, chart, changelog, tag):
     """What must change before `version` can be released under `tag`."""
     found = []
     for name, other in re.findall(r'^(shmesh[a-z-]*) = \{ path = "[^"]+", version = "([^"]+)"', cargo, re.MULTILINE):
         if other != version:
             found.append(f"Cargo.toml: the dependency {name} has version {other}, the workspace {version}")
+    # A workspace of its own.
+    other = find(r'^version = "([^"]+)"$', bridge, "lib/bridge/Cargo.toml")
+    if other != version:
+        found.append(f"lib/bridge/Cargo.toml: version is {other}, the workspace has version {version}")
     for key in ("version", "appVersion"):
         other = find(rf"^{key}: (\S+)$", chart, "helm/Chart.yaml").strip('"')
         if other != version:
@@ -97,7 +102,8 @@ def section(changelog, version):
 def version_command(tag):
     cargo = read("Cargo.toml")
     version = workspace_version(cargo)
-    found = disagreements(version, cargo, read("helm/Chart.yaml"), read("docs/changelog.md"), tag)
+    bridge, chart, changelog = map(read, ("lib/bridge/Cargo.toml", "helm/Chart.yaml", "docs/changelog.md"))
+    found = disagreements(version, cargo, bridge, chart, changelog, tag)
     if found:
         raise ReleaseError("\n".join(found))
     print(version)
@@ -221,6 +227,8 @@ def images_command(out, architectures):
     for architecture in architectures:
         built = ROOT / "target" / "images" / architecture
         run("helm/images/build", architecture, built)
+        # A workspace of its own.
+        run("helm/images/build", architecture, built, "bridge")
         for image in IMAGES:
             roots[image][architecture] = built / image
     for image in IMAGES:

@@ -15,6 +15,7 @@ from unittest import mock
 import release
 
 CARGO = '[workspace.package]\nversion = "1.2.3"\n\nshmesh-sys = { path = "lib/sys", version = "1.2.3" }\n'
+BRIDGE = '[package]\nname = "shmesh-bridge"\nversion = "1.2.3"\n'
 CHART = "apiVersion: v2\nversion: 1.2.3\nappVersion: 1.2.3\n"
 CHANGELOG = "# Changelog\n\n## Unreleased\n\n- New.\n\n## 1.2.3 - 2026-01-01\n\n- Old.\n\n## 1.2.2\n"
 
@@ -22,21 +23,23 @@ CHANGELOG = "# Changelog\n\n## Unreleased\n\n- New.\n\n## 1.2.3 - 2026-01-01\n\n
 class Version(unittest.TestCase):
     def test_agreement(self):
         self.assertEqual(release.workspace_version(CARGO), "1.2.3")
-        self.assertEqual(release.disagreements("1.2.3", CARGO, CHART, CHANGELOG, "v1.2.3"), [])
+        self.assertEqual(release.disagreements("1.2.3", CARGO, BRIDGE, CHART, CHANGELOG, "v1.2.3"), [])
 
     def test_each_disagreement_is_named(self):
         dependency = CARGO.replace('lib/sys", version = "1.2.3"', 'lib/sys", version = "1.2.2"')
-        self.assertIn("shmesh-sys", release.disagreements("1.2.3", dependency, CHART, CHANGELOG, None)[0])
+        self.assertIn("shmesh-sys", release.disagreements("1.2.3", dependency, BRIDGE, CHART, CHANGELOG, None)[0])
         chart = CHART.replace("appVersion: 1.2.3", 'appVersion: "1.2.4"')
-        self.assertIn("appVersion is 1.2.4", release.disagreements("1.2.3", CARGO, chart, CHANGELOG, None)[0])
-        self.assertIn("needs the tag v1.2.3", release.disagreements("1.2.3", CARGO, CHART, CHANGELOG, "1.2.3")[0])
+        self.assertIn("appVersion is 1.2.4", release.disagreements("1.2.3", CARGO, BRIDGE, chart, CHANGELOG, None)[0])
+        bridge = BRIDGE.replace("1.2.3", "1.2.2")
+        self.assertIn("lib/bridge/Cargo.toml", release.disagreements("1.2.3", CARGO, bridge, CHART, CHANGELOG, None)[0])
+        self.assertIn("needs the tag v1.2.3", release.disagreements("1.2.3", CARGO, BRIDGE, CHART, CHANGELOG, "1.2.3")[0])
         empty = CHANGELOG.replace("- Old.\n", "")
-        self.assertIn("no section", release.disagreements("1.2.3", CARGO, CHART, empty, "v1.2.3")[0])
+        self.assertIn("no section", release.disagreements("1.2.3", CARGO, BRIDGE, CHART, empty, "v1.2.3")[0])
 
     def test_this_tree_agrees(self):
-        cargo, chart = release.read("Cargo.toml"), release.read("helm/Chart.yaml")
+        cargo, bridge, chart = map(release.read, ("Cargo.toml", "lib/bridge/Cargo.toml", "helm/Chart.yaml"))
         version = release.workspace_version(cargo)
-        self.assertEqual(release.disagreements(version, cargo, chart, "", None), [])
+        self.assertEqual(release.disagreements(version, cargo, bridge, chart, "", None), [])
 
     def test_section(self):
         self.assertEqual(release.section(CHANGELOG, "1.2.3"), "- Old.")
@@ -110,6 +113,31 @@ class Archives(unittest.TestCase):
             self.assertEqual(config["rootfs"]["diff_ids"], [f"sha256:{hashlib.sha256(plain).hexdigest()}"])
             with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
                 self.assertIn("usr/bin/program", archive.getnames())
+
+    def test_each_image_of_the_chart_is_built_and_published(self):
+        images = {f"shmesh-{image}" for image in release.IMAGES}
+        self.assertEqual(set(re.findall(r"^  image: (\S+)$", release.read("helm/values.yaml"), re.MULTILINE)), images)
+        targets = re.findall(r"^FROM scratch AS (\S+)$", release.read("helm/images/Dockerfile"), re.MULTILINE)
+        self.assertEqual({f"shmesh-{target}" for target in targets}, images)
+        workflow = release.read(".github/workflows/release.yml")
+        published = release.find(r"^ *for name in (shmesh-.+); do$", workflow, "release.yml").split()
+        self.assertEqual(set(published), images | {"shmesh-chart"})
+        folders = release.find(r"for folder in ([^;]+); do cp .*sbom", workflow, "release.yml").split()
+        self.assertEqual({f"shmesh-{Path(folder).name}" for folder in folders}, images, "bills of materials")
+
+    def test_all_root_file_systems_are_built_for_each_architecture(self):
+        commands = []
+        with (
+            mock.patch("release.run", side_effect=lambda *command: commands.append([str(word) for word in command])),
+            mock.patch("release.image_layout", side_effect=lambda out, image, roots, *_: (image, sorted(roots))) as layouts,
+            mock.patch("release.commit_time", return_value=7),
+            mock.patch("builtins.print"),
+        ):
+            release.images_command(self.folder, ["amd64", "arm64"])
+        self.assertEqual([layout.args[1] for layout in layouts.call_args_list], list(release.IMAGES))
+        for architecture in ("amd64", "arm64"):
+            ours = [command[3:] for command in commands if command[1] == architecture]
+            self.assertEqual(ours, [[], ["bridge"]])
 
     def test_krew_manifest_has_the_hash_of_each_archive(self):
         template = release.read("manifests/krew/shmesh.yaml")
