@@ -375,8 +375,16 @@ def debian_command(out, newest):
                 architecture,
                 "keep, look at, measure and clean up shared-memory links",
                 Depends=depends(*programs, newest=newest),
+                Suggests="shmesh-bridge",
             ),
         )
+        # The static program of the image: it needs no library.
+        run("helm/images/build", architecture, folder, "bridge")
+        program = Path("usr/bin/shmesh-bridge")
+        bridge = Path(folder) / "bridge-package"
+        (bridge / program).parent.mkdir(parents=True)
+        shutil.copy(Path(folder) / "bridge" / program, bridge / program)
+        debian_package(out, bridge, control("shmesh-bridge", version, architecture, "carry shared-memory links to another machine"))
         run("lib/capi/install", "/usr", env={**os.environ, "DESTDIR": str(library)})
         libraries = [path for path in (library / "usr" / "lib").glob("*.so*") if not path.is_symlink()]
         strip(*libraries)

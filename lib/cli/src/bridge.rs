@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<Infallible> {
     let error = Command::new(&program).args(&args.arguments).exec();
     if error.kind() == ErrorKind::NotFound {
         return Err(anyhow!(
-            "{PROGRAM} is not installed: build it with `cargo install --path lib/bridge`, and put it beside this program or in PATH"
+            "{PROGRAM} is not installed: install the package shmesh-bridge, or build it with `cargo install --locked --path lib/bridge`, and put it beside this program or in PATH"
         ));
     }
     Err(anyhow::Error::new(error).context(format!("cannot start {}", program.display())))
