@@ -142,7 +142,7 @@ fn first_program_of_the_document_runs() {
 #[ignore = "long: installs and links once more"]
 fn cmake_finds_the_installed_library() {
     if let Err(error) = Command::new("cmake").arg("--version").output() {
-        eprintln!("skipped: cmake cannot be run: {error}; install it to check find_package");
+        shmesh_testing::skip("CMAKE", &format!("find_package was not checked: cmake cannot be run: {error}"));
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -188,7 +188,10 @@ fn pkg_config_finds_the_installed_libraries() {
         let pc = std::fs::read_to_string(prefix.path().join(format!("lib/pkgconfig/{library}.pc"))).unwrap();
         assert!(!pc.contains('@') && pc.contains(env!("CARGO_PKG_VERSION")), "{pc}");
         let Some(flags) = ask(&["--cflags", "--libs"], library) else {
-            eprintln!("skipped: there is no pkg-config");
+            shmesh_testing::skip(
+                "PKG_CONFIG",
+                "the files of pkg-config were not checked: there is no pkg-config",
+            );
             continue;
         };
         let out = prefix.path().join("program");
