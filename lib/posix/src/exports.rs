@@ -14,7 +14,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
-use crate::grow::grow;
+use crate::grow::{grow, is_refused};
 use crate::locks::{length_of_lockf, shortened};
 use crate::open::{Creation, changed_mode, take_if_here};
 use crate::path::Text;
@@ -271,6 +271,8 @@ also_named! {
     mkstemps64(template: *mut c_char, suffix: c_int) = mkostemps(template, suffix, 0) -> c_int;
     mkostemps64(template: *mut c_char, suffix: c_int, flags: c_int) = mkostemps(template, suffix, flags) -> c_int;
     ftruncate64(fd: c_int, len: i64) = ftruncate(fd, len) -> c_int;
+    fallocate64(fd: c_int, mode: c_int, from: i64, len: i64) = fallocate(fd, mode, from, len) -> c_int;
+    posix_fallocate64(fd: c_int, from: i64, len: i64) = posix_fallocate(fd, from, len) -> c_int;
     fcntl64(fd: c_int, command: c_int, argument: *mut c_void) = fcntl(fd, command, argument) -> c_int;
     lockf64(fd: c_int, command: c_int, len: i64) = lockf(fd, command, len) -> c_int;
     fopen64(path: *const c_char, mode: *const c_char) = fopen(path, mode) -> *mut c_void;
@@ -285,6 +287,32 @@ unsafe extern "C" fn ftruncate(fd: c_int, len: i64) -> c_int {
         Some(result) => finish(before, result.map(|()| 0), -1),
         None => pass!(before, real::FTRUNCATE, unsafe extern "C" fn(c_int, i64) -> c_int, (fd, len), -1),
     }
+}
+
+/// # Safety
+/// As `fallocate(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fallocate(fd: c_int, mode: c_int, from: i64, len: i64) -> c_int {
+    type Fallocate = unsafe extern "C" fn(c_int, c_int, i64, i64) -> c_int;
+    let before = sys::errno();
+    if settings().is_some_and(|settings| is_refused(settings, fd, mode, from, len)) {
+        return finish(before, Err(libc::ENOSPC), -1);
+    }
+    pass!(before, real::FALLOCATE, Fallocate, (fd, mode, from, len), -1)
+}
+
+/// Returns the error number, and leaves `errno` alone.
+///
+/// # Safety
+/// As `posix_fallocate(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_fallocate(fd: c_int, from: i64, len: i64) -> c_int {
+    type PosixFallocate = unsafe extern "C" fn(c_int, i64, i64) -> c_int;
+    let before = sys::errno();
+    if settings().is_some_and(|settings| is_refused(settings, fd, 0, from, len)) {
+        return finish(before, Ok(libc::ENOSPC), 0);
+    }
+    pass!(before, real::POSIX_FALLOCATE, PosixFallocate, (fd, from, len), libc::ENOSYS)
 }
 
 /// # Safety

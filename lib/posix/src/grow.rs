@@ -36,15 +36,48 @@ fn is_here(settings: &PosixSettings, fd: c_int, found: &libc::stat) -> bool {
 /// Reserves the bytes of a file from its size to a larger one.
 pub(crate) fn reserve(settings: &PosixSettings, fd: c_int, from: i64, to: i64) -> CallResult<()> {
     let growth = to.saturating_sub(from);
-    let page = sys::page_bytes();
-    let bytes = growth.cast_unsigned().div_ceil(page).saturating_mul(page);
-    if is_over_limit(settings, bytes)
-        || bytes >= LARGE && shmesh_sys::cgroup::room_bytes().is_some_and(|room| room < bytes)
-    {
+    if lacks_room(settings, whole_pages(growth)) {
         return Err(libc::ENOSPC);
     }
     // Not looked at again and undone: another process may have the new bytes mapped already.
     sys::reserve(fd, from, growth).map_err(|error| if error == libc::ENOMEM { libc::ENOSPC } else { error })
+}
+
+/// Whether there is no room for a range that `fallocate(2)` reserves in a file of the IPC directory. `false` for calls that the kernel
+/// refuses itself, and for those that give memory back.
+///
+/// Pages of the range that the file has already need no room. Which ones these are is not known; those that the whole file lacks are an
+/// upper bound, which is exact for a file without holes.
+pub(crate) fn is_refused(settings: &PosixSettings, fd: c_int, mode: c_int, from: i64, len: i64) -> bool {
+    if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 || from < 0 || len <= 0 || !settings.is_tmpfs {
+        return false;
+    }
+    let (Some(to), Ok(found)) = (from.checked_add(len), sys::fstat(fd)) else { return false };
+    if found.st_mode & libc::S_IFMT != libc::S_IFREG || !is_here(settings, fd, &found) {
+        return false;
+    }
+    let page = sys::page_bytes();
+    let before = (from.cast_unsigned() / page).saturating_mul(page);
+    let range = whole_pages(to).saturating_sub(before);
+    let missing = whole_pages(to.max(found.st_size)).saturating_sub(bytes_of(&found));
+    lacks_room(settings, range.min(missing))
+}
+
+fn whole_pages(bytes: i64) -> u64 {
+    let page = sys::page_bytes();
+    bytes.cast_unsigned().div_ceil(page).saturating_mul(page)
+}
+
+/// Bytes of memory that a file has.
+fn bytes_of(found: &libc::stat) -> u64 {
+    found.st_blocks.cast_unsigned().saturating_mul(512)
+}
+
+/// Whether so many more bytes are too much for the limit, or for the container.
+fn lacks_room(settings: &PosixSettings, bytes: u64) -> bool {
+    bytes > 0
+        && (is_over_limit(settings, bytes)
+            || bytes >= LARGE && shmesh_sys::cgroup::room_bytes().is_some_and(|room| room < bytes))
 }
 
 /// Whether the files of the IPC directory and so many more bytes are above the limit.
@@ -61,7 +94,7 @@ fn is_over_limit(settings: &PosixSettings, more: u64) -> bool {
         if let Some(found) = path.c_str().ok().and_then(|path| sys::lstat(path).ok())
             && found.st_mode & libc::S_IFMT == libc::S_IFREG
         {
-            sum = sum.saturating_add(found.st_blocks.cast_unsigned().saturating_mul(512));
+            sum = sum.saturating_add(bytes_of(&found));
         }
         sum <= limit
     });

@@ -1,4 +1,4 @@
-// Fills memory until there is no more: with the library an error at ftruncate or shmget, without it a bus error.
+// Fills memory until there is no more: with the library an error at ftruncate, fallocate or shmget, without it a bus error.
 #include "check.h"
 
 // The limit is a few bytes above this size: another page would be too much. What is refused was never there, not even for a moment,
@@ -15,12 +15,59 @@ static int edge(long bytes) {
     return shm_unlink("/room");
 }
 
+static void has(int fd, long size, long bytes) {
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0 && found.st_size == size && found.st_blocks * 512 == bytes);
+}
+
+// The limit is a number of pages. What is refused was never there; pages that the file has need no room.
+static int allocate(long limit) {
+    int keep = FALLOC_FL_KEEP_SIZE, fd = shm_open("/room", O_CREAT | O_EXCL | O_RDWR, 0600);
+    CHECK(fd >= 0);
+    WORKS(fallocate(fd, 0, 0, 65536));
+    errno = 77;
+    CHECK(posix_fallocate(fd, 65536, 65536) == 0);
+    FAILS(fallocate(fd, 0, 0, limit + 1), ENOSPC);
+    FAILS(fallocate(fd, keep, 0, 1L << 40), ENOSPC);
+    FAILS(fallocate64(fd, 0, 65536, limit), ENOSPC);
+    errno = 77;
+    CHECK(posix_fallocate(fd, limit, 131072) == 0);
+    has(fd, limit + 131072, 262144);
+    CHECK(posix_fallocate(fd, 0, limit + 1) == ENOSPC && posix_fallocate64(fd, 0, 1L << 40) == ENOSPC && errno == 77);
+    has(fd, limit + 131072, 262144);
+    CHECK(ftruncate(fd, 131072) == 0);
+    WORKS(fallocate(fd, 0, 0, limit));
+    has(fd, limit, limit);
+    // Nothing is left, and nothing is needed.
+    WORKS(fallocate(fd, 0, 0, limit));
+    WORKS(fallocate(fd, keep, 100, 5000));
+    errno = 77;
+    CHECK(posix_fallocate(fd, limit - 1, 1) == 0 && posix_fallocate(fd, limit, 1) == ENOSPC);
+    FAILS(ftruncate(fd, limit + 1), ENOSPC);
+    // A hole makes room, once.
+    WORKS(fallocate(fd, keep | FALLOC_FL_PUNCH_HOLE, 0, 65536));
+    has(fd, limit, limit - 65536);
+    FAILS(fallocate(fd, 0, limit, 65537), ENOSPC);
+    WORKS(fallocate(fd, 0, 0, 65536));
+    has(fd, limit, limit);
+    // Errors of the kernel, and memory elsewhere.
+    FAILS(fallocate(fd, 0, -1, 1), EINVAL);
+    FAILS(fallocate(fd, 0, 0, 0), EINVAL);
+    FAILS(fallocate(fd, 0, INT64_MAX, INT64_MAX), EFBIG);
+    FAILS(fallocate(9999, 0, 0, 1), EBADF);
+    CHECK(posix_fallocate(9999, 0, 1) == EBADF);
+    int other = WORKS(memfd_create("other", 0));
+    WORKS(fallocate(other, 0, 0, 2 * limit));
+    puts("allocated");
+    return shm_unlink("/room");
+}
+
 int main(int argc, char **argv) {
     alarm(300);
     CHECK(argc == 2 || argc == 3);
     long bytes = atol(argv[1]);
     if (argc == 3) {
-        return edge(bytes);
+        return strcmp(argv[2], "edge") ? allocate(bytes) : edge(bytes);
     }
     int fd = shm_open("/room", O_CREAT | O_EXCL | O_RDWR, 0600);
     CHECK(fd >= 0 && ftruncate(fd, 65536) == 0);

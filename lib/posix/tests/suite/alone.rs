@@ -64,6 +64,8 @@ fn no_other_function_is_replaced() {
         "chmod",
         "creat",
         "creat64",
+        "fallocate",
+        "fallocate64",
         "fchmod",
         "fchmodat",
         "fcntl",
@@ -86,6 +88,8 @@ fn no_other_function_is_replaced() {
         "open64",
         "openat",
         "openat64",
+        "posix_fallocate",
+        "posix_fallocate64",
         "sem_close",
         "sem_open",
         "sem_unlink",
@@ -119,6 +123,26 @@ fn limit_is_an_error_and_not_a_bus_error() {
     let mut edge = with_library(path("room"), dir.path());
     edge.env("SHMESH_POSIX_LIMIT", (size + 100).to_string()).args([&size.to_string(), "edge"]);
     assert_eq!(said(&mut edge), "untouched\n");
+    let mut allocate = with_library(path("room"), dir.path());
+    allocate.env("SHMESH_POSIX_LIMIT", size.to_string()).args([&size.to_string(), "allocate"]);
+    assert_eq!(said(&mut allocate), "allocated\n");
+    assert!(files(dir.path()).is_empty(), "{:?}", files(dir.path()));
+}
+
+#[test]
+fn limit_is_an_error_of_the_command_fallocate() {
+    let dir = ipc_dir();
+    let allocate = |limit: &str| {
+        let mut command = with_library("fallocate", dir.path());
+        command.env("SHMESH_POSIX_LIMIT", limit).args(["--length", "1MiB"]).arg(dir.path().join("file"));
+        output(&mut command)
+    };
+    let refused = allocate("1023Ki");
+    let complaint = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && complaint.contains("No space left on device"), "{complaint}");
+    let allocated = allocate("1Mi");
+    assert!(allocated.status.success(), "{}", String::from_utf8_lossy(&allocated.stderr));
+    assert_eq!(dir.path().join("file").metadata().unwrap().len(), 1 << 20);
 }
 
 #[test]
