@@ -1,6 +1,7 @@
 //! A bridge: its sessions, one for each peer of each link.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +15,14 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use prometheus_client::registry::Registry;
 use shmesh::MAX_SEATS;
 use shmesh::config::LinkName;
-use tracing::{error, info};
+use shmesh_daemon::log_limit::LogLimit;
+use tracing::{debug, error, info};
 
 use crate::certificates::CertificateCounts;
 use crate::engine::{AddressLookup, Engine, Guard, Outlet};
-use crate::frame::{Frame, ProtocolVersions};
+use crate::frame::{Frame, ProtocolVersions, Status};
 use crate::place::{Distance, Places};
-use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionSettings};
+use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionIdentity, SessionSettings};
 
 /// The sessions of a link, by the name of the far node.
 type Sessions = HashMap<String, SessionThread>;
@@ -165,6 +167,10 @@ struct HomeOrFar {
     outlet: OnceLock<Arc<dyn Outlet>>,
     stop: AtomicBool,
     sessions: Mutex<Sessions>,
+    /// Keys of the greetings, so that a bridge can answer each far node with numbers of its own and keep none of them.
+    greetings: RandomState,
+    /// Limits the log lines that unknown machines cause.
+    log_limit: Mutex<LogLimit>,
     /// On a cluster, a far node's session begins and ends with what it finds there.
     places: Option<Arc<Places>>,
     /// The addresses of bridges with the link, when they were looked up last.
@@ -208,6 +214,7 @@ impl Bridge {
                 node: config.node.clone(),
                 peer_timeout: config.peer_timeout,
                 versions: config.versions,
+                identity: None,
                 // In a pod the programs may be other users, of the group of the directory.
                 file_mode: if config.cluster.is_some() { 0o660 } else { 0o600 },
             };
@@ -217,6 +224,8 @@ impl Bridge {
                 outlet: OnceLock::new(),
                 stop: AtomicBool::default(),
                 sessions: Mutex::default(),
+                greetings: RandomState::new(),
+                log_limit: Mutex::new(LogLimit::new(5, Duration::from_secs(10))),
                 places: config
                     .cluster
                     .as_ref()
@@ -246,7 +255,7 @@ impl Bridge {
                     end.guard(engine.announce(link.as_str(), &cluster.place)?)
                 }
                 (BridgeEnd::Far, None) => {
-                    end.begin(&mut end.sessions(), &config.node)?;
+                    end.begin(&mut end.sessions(), &config.node, None)?;
                 }
                 (BridgeEnd::Far, Some(cluster)) => end.keep_on_cluster(engine, cluster)?,
             }
@@ -283,7 +292,8 @@ impl HomeOrFar {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a frame to its session. At home a new far node gets one with its first status.
+    /// Gives a frame to its session. At home a new far node gets one as soon as it has answered a greeting: a sender of frames that gets
+    /// none takes neither a session nor a journal.
     fn hear(&self, node: &str, pieces: &[&[u8]]) {
         let mut sessions = self.sessions();
         // One ends when its node is silent for long.
@@ -293,32 +303,96 @@ impl HomeOrFar {
             drop(sessions);
             return session.push(pieces);
         }
-        if self.places.is_some() {
-            // Its keeper begins it.
+        // On a cluster, the keeper of a far end begins its session.
+        if self.places.is_some() || self.stop.load(Ordering::Acquire) {
             return;
         }
-        let is_known = self.template.end == BridgeEnd::Home || node == self.template.node;
-        let is_new = is_known && Frame::is_status(pieces);
-        let count = sessions.len();
-        if !is_new || self.stop.load(Ordering::Acquire) {
-            return;
+        let Some(status) = Frame::status(pieces, self.template.versions) else { return };
+        let identity = match self.template.end {
+            BridgeEnd::Far if node == self.template.node => None,
+            BridgeEnd::Far => return,
+            BridgeEnd::Home if check_node(node).is_err() => return,
+            BridgeEnd::Home if self.settings_of(node).journal().exists() => None,
+            BridgeEnd::Home => {
+                let identity = self.identity_of(node);
+                if !status.as_ref().is_ok_and(|status| status.to == identity.instance) {
+                    drop(sessions);
+                    return self.greet(node, identity, status);
+                }
+                Some(identity)
+            }
+        };
+        if sessions.len() >= MAX_SEATS {
+            return self.make_room(&sessions, node);
         }
-        if count >= MAX_SEATS {
-            error!(node, "link {} has {count} far nodes already, as many as it can have", self.template.link);
-            return;
-        }
-        match check_node(node).and_then(|()| self.begin(&mut sessions, node)) {
+        match self.begin(&mut sessions, node, identity) {
             Ok(session) => session.push(pieces),
-            Err(error) => error!(node, "cannot begin with this node: {error:#}"),
+            Err(error) if self.may_log() => error!(node, "cannot begin with this node: {error:#}"),
+            Err(_) => {}
         }
     }
 
-    fn begin(&self, sessions: &mut Sessions, node: &str) -> Result<Arc<PeerSession>> {
+    fn identity_of(&self, node: &str) -> SessionIdentity {
+        // 0 is no number.
+        let number = |of: &str| self.greetings.hash_one((of, node)) | 1;
+        SessionIdentity { instance: number("instance"), stream: number("stream") }
+    }
+
+    /// Answers a far node that this bridge does not know, and keeps nothing of it.
+    fn greet(&self, node: &str, identity: SessionIdentity, status: Result<Box<Status>, ProtocolVersions>) {
+        let own = self.template.versions;
+        let (to, others) = status.map_or_else(|reads| (0, reads), |status| (status.instance, status.reads));
+        let version = own.common(others).unwrap_or_else(|| {
+            self.metrics.refused.get_or_create_owned(&labels(&self.template.link, "")).inc();
+            if self.may_log() {
+                error!(
+                    node,
+                    "the bridge of this node has {others} of the protocol, and this one {own}: upgrade the older one, one release at a time"
+                );
+            }
+            own.lowest
+        });
+        let answer = Status { to, peers: 0, ..Status::new(own, identity.instance, identity.stream) };
+        let Some(outlet) = self.outlet.get() else { return };
+        if let Err(error) = outlet.put_or_drop(node, &Arc::new(answer.encode(version))) {
+            debug!(node, "cannot send a greeting: {error:#}");
+        }
+    }
+
+    /// Ends the session that has been silent for longest, so that `node` can have its place with the next status.
+    fn make_room(&self, sessions: &Sessions, node: &str) {
+        let spare = sessions.values().filter_map(|running| Some((running.session.spare_for()?, running)));
+        match spare.max_by_key(|(silence, _)| *silence) {
+            Some((_, running)) => running.stop(),
+            None if self.may_log() => error!(
+                node,
+                "link {} has {} far nodes that answer, as many as it can have: stop one of their bridges, or use another link",
+                self.template.link,
+                sessions.len()
+            ),
+            None => {}
+        }
+    }
+
+    fn may_log(&self) -> bool {
+        self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now()).is_some()
+    }
+
+    fn settings_of(&self, node: &str) -> SessionSettings {
+        SessionSettings { node: node.to_owned(), ..self.template.clone() }
+    }
+
+    fn begin(
+        &self,
+        sessions: &mut Sessions,
+        node: &str,
+        identity: Option<SessionIdentity>,
+    ) -> Result<Arc<PeerSession>> {
         // At the start of a far node, a frame may have been first.
         if let Some(running) = sessions.get(node) {
             return Ok(Arc::clone(&running.session));
         }
-        let settings = SessionSettings { node: node.to_owned(), ..self.template.clone() };
+        let settings = SessionSettings { identity, ..self.settings_of(node) };
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);
         let counts = self.metrics.of(&settings.link, node);
         let session = PeerSession::new(settings, outlet, counts).inspect_err(|_| {
@@ -431,7 +505,7 @@ impl HomeOrFar {
     fn begin_if_none(&self) -> Result<()> {
         let mut sessions = self.sessions();
         sessions.retain(|_, running| !running.thread.is_finished());
-        self.begin(&mut sessions, &self.template.node).map(drop)
+        self.begin(&mut sessions, &self.template.node, None).map(drop)
     }
 
     fn end_session(&self) {

@@ -65,6 +65,12 @@ pub trait Outlet: fmt::Debug + Send + Sync {
     /// # Errors
     /// The engine has ended.
     fn put(&self, node: &str, frame: &SentFrame) -> Result<()>;
+
+    /// Sends a frame to a far node that may be none, also from a callback: it does not wait for room, and keeps nothing for the node.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    fn put_or_drop(&self, node: &str, frame: &SentFrame) -> Result<()>;
 }
 
 /// The way of a frame in an engine for tests.
@@ -212,5 +218,9 @@ impl Outlet for MemoryOutlet {
             to(&node, &[&frame]);
         }
         Ok(())
+    }
+
+    fn put_or_drop(&self, node: &str, frame: &SentFrame) -> Result<()> {
+        self.put(node, frame)
     }
 }

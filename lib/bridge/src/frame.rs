@@ -514,16 +514,21 @@ impl<'a> Frame<'a> {
         (kind == KIND_ITEM && versions.contains(version)).then_some(head)
     }
 
-    /// Whether the frame is a status, in any version.
+    /// The status in a frame, in pieces; of a version that is not read, the versions that its sender reads. `None` if it is not a status.
     #[must_use]
-    pub fn is_status(pieces: &[&[u8]]) -> bool {
+    pub fn status(
+        pieces: &[&[u8]],
+        versions: ProtocolVersions,
+    ) -> Option<Result<Box<Status>, ProtocolVersions>> {
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
         if len > STATUS_BYTES_MAX {
-            return false;
+            return None;
         }
-        let bytes = pieces.concat();
-        let decoded = Frame::decode(&bytes, VERSIONS);
-        matches!(decoded, Ok(Frame::Status(_)) | Err(FrameError::Version { sender_reads: Some(_), .. }))
+        match Frame::decode(&pieces.concat(), versions) {
+            Ok(Frame::Status(status)) => Some(Ok(status)),
+            Err(FrameError::Version { sender_reads: Some(reads), .. }) => Some(Err(reads)),
+            _ => None,
+        }
     }
 }
 
@@ -605,13 +610,15 @@ mod tests {
         bytes.truncate(7);
         bytes.extend_from_slice(b"another layout");
         assert_eq!(read(&bytes), Err(FrameError::Version { version: 9, sender_reads: Some(reads) }));
-        assert!(Frame::is_status(&[&bytes[..5], &bytes[5..]]));
-        assert!(!Frame::is_status(&[&bytes, &[0; STATUS_BYTES_MAX]]));
-        assert!(!Frame::is_status(&[&bytes[..6]]));
+        let of = |pieces: &[&[u8]]| Frame::status(pieces, VERSIONS);
+        assert_eq!(of(&[&bytes[..5], &bytes[5..]]), Some(Err(reads)));
+        assert_eq!(of(&[&bytes, &[0; STATUS_BYTES_MAX]]), None);
+        assert_eq!(of(&[&bytes[..6]]), None);
+        assert_eq!(of(&[&status(None).encode(1)]), Some(Ok(Box::new(status(None)))));
         let mut bytes = Vec::new();
         item().encode(9, &mut bytes);
         assert_eq!(read(&bytes), Err(FrameError::Version { version: 9, sender_reads: None }));
-        assert!(!Frame::is_status(&[&bytes]));
+        assert_eq!(of(&[&bytes]), None);
     }
 
     #[test]

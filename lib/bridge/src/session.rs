@@ -198,10 +198,21 @@ pub struct SessionSettings {
     pub file_mode: u32,
     /// The versions of the protocol that it reads.
     pub versions: ProtocolVersions,
+    /// The numbers that a greeting has given to the other side; without them the session draws its own.
+    pub identity: Option<SessionIdentity>,
+}
+
+/// The numbers by which the other side knows a session, if it has had a greeting before the session began.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SessionIdentity {
+    /// The number of this process of the bridge.
+    pub instance: u64,
+    /// The stream that it will send.
+    pub stream: u64,
 }
 
 impl SessionSettings {
-    fn journal(&self) -> PathBuf {
+    pub(crate) fn journal(&self) -> PathBuf {
         far_node_file(&self.dir, &self.link, &self.node)
     }
 }
@@ -268,6 +279,11 @@ impl PeerSession {
         if !is_done {
             self.inbox.wake();
         }
+    }
+
+    /// How long the other side has been silent, if it counts as gone and the session holds nothing for it.
+    pub fn spare_for(&self) -> Option<Duration> {
+        self.state.try_lock().ok()?.as_ref()?.spare_for()
     }
 
     /// Makes its thread look whether it is to stop.
@@ -371,8 +387,9 @@ impl SessionState {
         let (journal, past) =
             Journal::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         let mut stream = past.sent_stream;
+        let identity = settings.identity;
         if stream == 0 {
-            stream = random()?;
+            stream = identity.map_or_else(random, |identity| Ok(identity.stream))?;
             journal.begin_sent_stream(stream);
         }
         if past.is_last_lost {
@@ -388,7 +405,7 @@ impl SessionState {
             inbox,
             counts,
             journal,
-            instance: random()?,
+            instance: identity.map_or_else(random, |identity| Ok(identity.instance))?,
             sender,
             receiver: Receiver::new(past.received_stream, past.delivered, 1),
             attached: None,
@@ -503,12 +520,25 @@ impl SessionState {
     /// Whether a far node has gone for good, as far as this can be seen. If it comes back, it counts the messages that were kept for it as
     /// lost: their numbers are in the journal.
     fn is_forgotten(&self) -> bool {
-        let heard = self.other.as_ref().map_or(self.started, |other| other.heard);
-        let is_empty = self.sender.is_drained() && self.receiver.front().is_none();
-        let patience = if is_empty { FORGOTTEN_AFTER } else { GIVEN_UP_AFTER };
+        let patience = if self.is_empty() { FORGOTTEN_AFTER } else { GIVEN_UP_AFTER };
         self.settings.end == BridgeEnd::Home
             && self.attached.is_none()
-            && heard.elapsed() > self.settings.peer_timeout * patience
+            && self.silence() > self.settings.peer_timeout * patience
+    }
+
+    fn silence(&self) -> Duration {
+        self.other.as_ref().map_or(self.started, |other| other.heard).elapsed()
+    }
+
+    /// Whether no message is kept, for the other side or for the link.
+    fn is_empty(&self) -> bool {
+        self.sender.is_drained() && self.receiver.front().is_none()
+    }
+
+    fn spare_for(&self) -> Option<Duration> {
+        let silence = self.silence();
+        let is_spare = self.attached.is_none() && self.is_empty() && silence >= self.settings.peer_timeout;
+        is_spare.then_some(silence)
     }
 
     fn is_connected(&self) -> bool {

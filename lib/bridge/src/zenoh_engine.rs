@@ -268,6 +268,15 @@ impl Outlet for ZenohOutlet {
         };
         publisher.put(payload).wait().map_err(|error| anyhow!("{error}"))
     }
+
+    fn put_or_drop(&self, node: &str, frame: &SentFrame) -> Result<()> {
+        let session = self.connection.session();
+        let put = session.put(format!("{}/{node}", self.prefix), &frame[..]);
+        put.congestion_control(CongestionControl::Drop)
+            .express(true)
+            .wait()
+            .map_err(|error| anyhow!("{error}"))
+    }
 }
 
 impl ZenohOutlet {

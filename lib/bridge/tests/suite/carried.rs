@@ -10,7 +10,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use shmesh::config::{LinkConfig, LinkName, PoolConfig, PoolId, RingMode, SlowReaders};
 use shmesh::inspect::{Filter, LostCounts, Tap, View, far_nodes};
-use shmesh::{Link, LinkOptions, PeerEvent, Side};
+use shmesh::{Link, LinkOptions, MAX_SEATS, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
 use shmesh_bridge::engine::{Engine, Fate, MemoryEngine, OnFrame, Outlet};
 use shmesh_bridge::frame::{Frame, ItemHead, ItemKind, ProtocolVersions, Status, VERSIONS, WireShape};
@@ -670,27 +670,38 @@ fn bridges_of_releases_next_to_each_other_work_together() {
 
 /// An end that speaks the protocol by hand.
 struct HandMadeEnd {
+    node: String,
     frames: std::sync::mpsc::Receiver<Vec<u8>>,
     outlet: Box<dyn Outlet>,
 }
 
 impl HandMadeEnd {
-    fn far(machines: &Machines) -> Self {
-        Self::new(|on_frame| machines.engine.open_far("fronthaul", "edge", on_frame))
+    fn far(machines: &Machines, node: &str) -> Self {
+        Self::new(node, |on_frame| machines.engine.open_far("fronthaul", node, on_frame))
     }
 
     fn home(machines: &Machines) -> Self {
-        Self::new(|on_frame| machines.engine.open_home("fronthaul", on_frame))
+        Self::new("edge", |on_frame| machines.engine.open_home("fronthaul", on_frame))
     }
 
-    fn new(open: impl FnOnce(OnFrame) -> anyhow::Result<Box<dyn Outlet>>) -> Self {
+    fn new(node: &str, open: impl FnOnce(OnFrame) -> anyhow::Result<Box<dyn Outlet>>) -> Self {
         let (sender, frames) = std::sync::mpsc::channel();
         let on_frame = Arc::new(move |_: &str, pieces: &[&[u8]]| drop(sender.send(pieces.concat())));
-        Self { frames, outlet: open(on_frame).unwrap() }
+        Self { node: node.to_owned(), frames, outlet: open(on_frame).unwrap() }
     }
 
     fn put(&self, frame: Vec<u8>) {
-        self.outlet.put("edge", &Arc::new(frame)).unwrap();
+        self.outlet.put(&self.node, &Arc::new(frame)).unwrap();
+    }
+
+    /// Begins a session as a far node that is not known: it answers the greeting. Returns the first status of the session.
+    fn begin(&self, first: &Status) -> Status {
+        self.put(first.encode(1));
+        let greeting = self.status(|status| status.to == first.instance);
+        self.put(Status { to: greeting.instance, ..first.clone() }.encode(1));
+        let status = self.status(|status| status.known_stream == first.stream);
+        assert_eq!((status.instance, status.stream), (greeting.instance, greeting.stream));
+        status
     }
 
     /// The next status of the bridge that fulfils `is_wanted`.
@@ -724,7 +735,7 @@ fn release_too_far_apart_is_refused_and_gets_an_answer() {
     let machines = Machines::new(0);
     let _phy = machines.create(&config(RingMode::Mpmc));
     let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
-    let far = HandMadeEnd::far(&machines);
+    let far = HandMadeEnd::far(&machines, "edge");
     let reads = ProtocolVersions { lowest: 8, highest: 9 };
     // Another layout, but for its first bytes.
     let mut frame = Status { reads, ..first_status(7, 5) }.encode(8);
@@ -734,7 +745,7 @@ fn release_too_far_apart_is_refused_and_gets_an_answer() {
     let status = far.status(|_| true);
     assert_eq!((status.reads, status.to), (VERSIONS, 0));
     until("the frame is refused", || machines.metric("shmesh_bridge_frames_refused_total") == Some(1));
-    assert_eq!(machines.metric("shmesh_bridge_connected"), Some(0));
+    assert_eq!(machines.metric("shmesh_bridge_connected"), None, "it has a session");
     home.stop();
 }
 
@@ -743,9 +754,8 @@ fn frames_against_the_rules_are_not_delivered() {
     let machines = Machines::new(0);
     let phy = machines.create(&config(RingMode::Mpmc));
     let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
-    let far = HandMadeEnd::far(&machines);
-    far.put(first_status(7, 5).encode(1));
-    let home_status = far.status(|status| status.to == 7);
+    let far = HandMadeEnd::far(&machines, "edge");
+    let home_status = far.begin(&first_status(7, 5));
     wait_for_peer(&phy);
     let message = |stream, number, msg_id| {
         let head = ItemHead {
@@ -879,4 +889,65 @@ fn second_home_of_a_link_is_refused_and_doubles_nothing() {
     assert_eq!(received, [1, 2, 3]);
     assert_eq!(mac.lost(), 0);
     far.stop();
+}
+
+/// A machine that sends first statuses under many names, and gets no answers to them.
+#[test]
+fn strangers_take_no_places() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
+    let (is_over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let stranger = HandMadeEnd::far(&machines, "stranger");
+            let frame = Arc::new(first_status(7, 5).encode(1));
+            // Each name again and again.
+            for number in (0..1000).cycle().take_while(|_| !is_over.load(Ordering::Acquire)) {
+                stranger.outlet.put(&format!("stranger-{number}"), &frame).unwrap();
+                sent.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        let ends = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            until("all strangers have been there", || sent.load(Ordering::Relaxed) >= 1000);
+            let ends: Vec<_> = (0..3)
+                .map(|number| {
+                    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+                    let far = machines.bridge(BridgeEnd::Far, dir.path(), &format!("edge-{number}"));
+                    let options = LinkOptions::new().dir(dir.path()).timeout(PATIENCE);
+                    let mac = options.attach("fronthaul", Side::Secondary).unwrap();
+                    (0..30).for_each(|number| send(&mac, number));
+                    (0..30).for_each(|number| receive(&phy, number));
+                    (far, mac, dir)
+                })
+                .collect();
+            let nodes = far_nodes(machines.home.path(), &"fronthaul".parse().unwrap()).unwrap();
+            let names: Vec<_> = nodes.into_iter().map(|node| node.node).collect();
+            assert_eq!(names, ["edge-0", "edge-1", "edge-2"], "a stranger has a journal");
+            assert!(!machines.metrics_text().contains("stranger"), "a stranger has metrics");
+            ends
+        }));
+        is_over.store(true, Ordering::Release);
+        ends.unwrap().into_iter().for_each(|(far, ..)| far.stop());
+    });
+    home.stop();
+}
+
+/// Nodes that have answered once and are silent, as many as there are places.
+#[test]
+fn silent_nodes_make_room() {
+    let machines = Machines::new(0);
+    let phy = machines.create(&config(RingMode::Mpmc));
+    let home = machines.bridge(BridgeEnd::Home, machines.home.path(), "");
+    for number in 0..MAX_SEATS as u64 {
+        let first = Status { peers: 0, ..first_status(2 * number + 1, 2 * number + 1) };
+        HandMadeEnd::far(&machines, &format!("silent-{number}")).begin(&first);
+    }
+    let far = machines.bridge(BridgeEnd::Far, machines.far.path(), "edge");
+    let mac = machines.attach();
+    (0..30).for_each(|number| send(&mac, number));
+    (0..30).for_each(|number| receive(&phy, number));
+    far.stop();
+    home.stop();
 }
