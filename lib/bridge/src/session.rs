@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
-use shmesh::config::{LinkConfig, LinkName, Receivers, RingMode};
+use shmesh::config::{LinkConfig, LinkName, PoolId, Receivers, RingMode};
 use shmesh::inspect::{View, far_node_file};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
 use shmesh_sys::file;
@@ -24,7 +24,8 @@ use tracing::{debug, error, info, warn};
 
 use crate::engine::{Outlet, SentFrame};
 use crate::frame::{
-    Frame, FrameError, ItemHead, ItemKind, PartBytes, ProtocolVersions, Status, WireShape, is_item,
+    Frame, FrameError, ITEM_HEAD_BYTES, ItemHead, ItemKind, PartBytes, ProtocolVersions, Status, WireShape,
+    is_item,
 };
 use crate::journal::Journal;
 use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
@@ -55,6 +56,8 @@ const RATE_OVER: Duration = Duration::from_secs(1);
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Messages that wait in the receiving bridge at most.
 const WINDOW_MAX: u64 = 256;
+/// Bytes of statuses that wait in it at most, in addition.
+const STATUSES_BYTES: usize = 32 << 10;
 
 /// Which end of the bridge this is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -99,26 +102,40 @@ struct FrameInbox {
     arrived: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct FrameInboxState {
     frames: VecDeque<Vec<u8>>,
     bytes: usize,
+    /// Bytes of frames that were taken out, and wait for the link.
+    waiting_bytes: usize,
+    /// The most that these may be together.
+    limit: usize,
     /// Something else than a frame is to be looked at.
     is_woken: bool,
     /// Wakes the session where it waits on its link.
     waiter: Option<Arc<Waiter>>,
 }
 
+impl Default for FrameInboxState {
+    fn default() -> Self {
+        let (frames, limit) = (VecDeque::new(), STATUSES_BYTES);
+        Self { frames, bytes: 0, waiting_bytes: 0, limit, is_woken: false, waiter: None }
+    }
+}
+
+/// Bytes that a frame takes in memory besides its own.
+const FRAME_OVERHEAD: usize = 64;
+
 /// Bytes that a frame takes in memory, with those that keep it.
 fn weight(frame: &[u8]) -> usize {
-    frame.len() + 64
+    frame.len() + FRAME_OVERHEAD
 }
 
 impl FrameInbox {
-    /// Adds a frame. A sender that ignores the limits loses what does not fit.
+    /// Adds a frame. One that does not fit is lost: it was sent twice, or by a sender that ignores the limits.
     fn add(&self, frame: Vec<u8>) {
         let mut state = self.lock();
-        if state.bytes > 0 && state.bytes + weight(&frame) > 2 * MAX_BYTES {
+        if state.bytes + state.waiting_bytes + weight(&frame) > state.limit {
             return;
         }
         state.bytes += weight(&frame);
@@ -145,17 +162,28 @@ impl FrameInbox {
         self.lock().is_woken
     }
 
-    /// The next frame. If there is none, the session may sleep.
-    fn pop(&self) -> Option<Vec<u8>> {
+    /// Notes how much waits for the link.
+    fn set_waiting(&self, bytes: usize) {
+        self.lock().waiting_bytes = bytes;
+    }
+
+    fn set_limit(&self, bytes: usize) {
+        self.lock().limit = bytes;
+    }
+
+    /// The next frame, while so many bytes wait for the link. If there is none, the session may sleep.
+    fn pop(&self, waiting_bytes: usize) -> Option<Vec<u8>> {
         let mut state = self.lock();
+        state.waiting_bytes = waiting_bytes;
         let frame = state.pop();
         state.is_woken &= frame.is_some();
         frame
     }
 
     /// The next frame, if it is a message or a post.
-    fn pop_item(&self) -> Option<Vec<u8>> {
+    fn pop_item(&self, waiting_bytes: usize) -> Option<Vec<u8>> {
         let mut state = self.lock();
+        state.waiting_bytes = waiting_bytes;
         if state.frames.front().is_some_and(|frame| is_item(frame)) { state.pop() } else { None }
     }
 
@@ -177,6 +205,7 @@ impl FrameInboxState {
     fn pop(&mut self) -> Option<Vec<u8>> {
         let frame = self.frames.pop_front()?;
         self.bytes -= weight(&frame);
+        self.waiting_bytes += weight(&frame);
         Some(frame)
     }
 }
@@ -267,6 +296,7 @@ impl PeerSession {
         let is_done = match state {
             Some(mut state) => state.as_mut().is_none_or(|state| {
                 if !state.pass_on_at_once(pieces) {
+                    self.inbox.set_waiting(state.receiver.waiting_bytes());
                     self.inbox.add(pieces.concat());
                 }
                 state.pass_on()
@@ -440,7 +470,7 @@ impl SessionState {
     /// Does what there is to do. Returns for how long to wait then, and with what: until the link or a frame wakes the thread, or until a
     /// frame does. `None` if the session has ended.
     fn step(&mut self, stop: &AtomicBool) -> Option<(Duration, Option<Arc<Waiter>>)> {
-        while let Some(frame) = self.inbox.pop() {
+        while let Some(frame) = self.inbox.pop(self.receiver.waiting_bytes()) {
             self.hear(frame);
         }
         // After `pop`, which allows to sleep, so that the wake-up for a stop is never the one that is forgotten.
@@ -507,7 +537,7 @@ impl SessionState {
         if self.attached.is_none() {
             return false;
         }
-        while let Some(frame) = self.inbox.pop_item() {
+        while let Some(frame) = self.inbox.pop_item(self.receiver.waiting_bytes()) {
             self.hear(frame);
         }
         if let Err(error) = self.deliver() {
@@ -619,7 +649,7 @@ impl SessionState {
         let lost = self.receiver.give_up_before(status.stream, status.oldest);
         self.count_lost(lost);
         if let Some(shape) = status.shape.as_ref().filter(|_| self.settings.end == BridgeEnd::Far) {
-            self.receiver.set_window(window(&shape.0));
+            set_limits(&mut self.receiver, &self.inbox, shape);
         }
         let is_asked = status.again;
         self.other = Some(Other { status, heard: Instant::now() });
@@ -770,7 +800,7 @@ impl SessionState {
         if self.settings.end == BridgeEnd::Home {
             self.shape = view.ok().map(|view| view.config()).and_then(|config| self.checked(config));
             if let Some(shape) = &self.shape {
-                self.receiver.set_window(window(&shape.0));
+                set_limits(&mut self.receiver, &self.inbox, shape);
             }
         }
     }
@@ -917,6 +947,9 @@ impl SessionState {
             self.attached.as_ref().filter(|attached| delivered > 0 && attached.has_notification)
         {
             attached.link.notify()?;
+        }
+        if delivered > 0 {
+            self.inbox.set_waiting(self.receiver.waiting_bytes());
         }
         if let Some(complaint) = complaint {
             self.complain(complaint);
@@ -1219,9 +1252,15 @@ fn append(frame: &mut Vec<u8>, bytes: SharedBytes<'_>) {
     bytes.copy_to(&mut frame[start..]);
 }
 
-/// Messages of a link of this shape that may wait in the receiving bridge.
-fn window(config: &LinkConfig) -> u64 {
-    u64::from(config.ring_len).clamp(1, WINDOW_MAX)
+/// Lets as many messages wait in the receiving bridge as a link of this shape may have, whichever part of the bridge has them.
+fn set_limits(receiver: &mut Receiver, inbox: &FrameInbox, WireShape(config): &WireShape) {
+    let window = u64::from(config.ring_len).clamp(1, WINDOW_MAX);
+    let size = |pool: PoolId| config.pool(pool).buf_size_bytes as usize;
+    let data = PoolId::ALL.into_iter().filter(|pool| *pool != PoolId::CpuMsg).map(size).max();
+    let largest = size(PoolId::CpuMsg) + data.unwrap_or(0) + ITEM_HEAD_BYTES + FRAME_OVERHEAD;
+    let messages = usize::try_from(window).unwrap_or(usize::MAX).saturating_mul(largest);
+    receiver.set_window(window);
+    inbox.set_limit(messages.min(MAX_BYTES + largest) + STATUSES_BYTES);
 }
 
 fn lacks_room(error: &Error) -> bool {
@@ -1297,4 +1336,65 @@ fn is_evicted(error: &Error) -> bool {
 /// A number that no other process or stream has; never 0, which means that there is none.
 fn random() -> Result<u64> {
     Ok(u64::from_ne_bytes(file::random().context("cannot read /dev/urandom")?) | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use shmesh::config::PoolConfig;
+
+    use super::*;
+    use crate::engine::{Engine, Fate, MemoryEngine};
+    use crate::frame::VERSIONS;
+
+    #[test]
+    fn frames_that_wait_for_the_link_count_with_those_that_wait_for_the_session() {
+        let inbox = FrameInbox::default();
+        let fill = || (0..100).for_each(|_| inbox.add(vec![0; 100 - FRAME_OVERHEAD]));
+        inbox.set_limit(1000);
+        fill();
+        let taken: Vec<_> = std::iter::from_fn(|| inbox.pop(0)).collect();
+        assert_eq!(taken.len(), 10);
+        // The tenth is with the session, and seven wait for the link.
+        inbox.set_waiting(700);
+        fill();
+        assert_eq!(inbox.lock().bytes, 300);
+        assert!(inbox.pop(700).is_some());
+        fill();
+        assert_eq!(inbox.lock().frames.len(), 2, "one is with the session");
+    }
+
+    /// While the session's thread is busy, a sender that ignores the limits fills no more memory than a sender that follows them.
+    #[test]
+    fn busy_session_keeps_what_the_link_may_have() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut config = LinkConfig::new("fronthaul".parse().unwrap());
+        (config.ring_len, config.ring_mode) = (8, RingMode::Mpmc);
+        config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 64 };
+        config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 65_536, pool_len: 64 };
+        let _link = LinkOptions::new().dir(dir.path()).create(&config).unwrap();
+        let settings = SessionSettings {
+            end: BridgeEnd::Home,
+            dir: dir.path().to_owned(),
+            link: config.name.clone(),
+            node: "edge".to_owned(),
+            peer_timeout: Duration::from_secs(10),
+            file_mode: 0o600,
+            versions: VERSIONS,
+            identity: None,
+        };
+        let outlet = MemoryEngine::new(|| Fate::Lost).open_home("fronthaul", Arc::new(|_, _| {})).unwrap();
+        let session = PeerSession::new(settings, Arc::from(outlet), BridgeCounts::default()).unwrap();
+        let flood = || {
+            let _busy = session.lock();
+            (0..10_000).for_each(|_| session.push(&[&[0; 4096]]));
+            (0..10).for_each(|_| session.push(&[&[0; 65_536]]));
+            session.inbox.lock().bytes
+        };
+        // The link is not known yet.
+        assert!(flood() <= STATUSES_BYTES);
+        session.step(&AtomicBool::new(false)).unwrap();
+        let bytes = flood();
+        let messages = 8 * (4096 + 65_536);
+        assert!((messages..messages + 64 * 1024).contains(&bytes), "{bytes}");
+    }
 }

@@ -220,6 +220,12 @@ impl Receiver {
         self.delivered + self.waiting.len() as u64
     }
 
+    /// Bytes of the messages that were received and not delivered yet.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
     /// The sender may send numbers below this.
     #[must_use]
     pub fn limit(&self) -> u64 {

@@ -66,7 +66,8 @@ const BRIDGE_WINDOW: u64 = 256;
 /// Bytes from which on it takes no further one: `MAX_BYTES` of its `stream.rs`.
 const BRIDGE_WINDOW_BYTES: u64 = 32 << 20;
 
-/// Returns the bytes of a link's messages that the bridge holds at most, in both directions, with so many far nodes at the primary.
+/// Returns the bytes of a link's messages that the bridge holds at most, in both directions, with so many far nodes at the primary. The
+/// bridge's `set_limits` in `session.rs` has the same sum for what it receives, wherever it waits.
 fn held_bytes(link: &PodLink, nodes: u32) -> u64 {
     let config = &link.config;
     let size = |pool: PoolId| u64::from(config.pool(pool).buf_size_bytes);
