@@ -673,17 +673,38 @@ pub enum ErrorKind {
 }
 
 impl Error {
+    /// Whether there was no room for a message: its pool, the ring or the window of requests was full.
+    ///
+    /// The same call succeeds when a receiver has made room. Nothing gives notice of that, so a sender that waits tries again after a
+    /// pause, as `AsyncLink` does. Implies [`is_retryable`](Self::is_retryable).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let options = shmesh::LinkOptions::new().dir(dir.path());
+    /// # let mut config = shmesh::config::LinkConfig::new("fronthaul".parse()?);
+    /// config.ring_len = 2;
+    /// let phy = options.create(&config)?;
+    /// let mac = options.attach("fronthaul", shmesh::Side::Secondary)?;
+    /// phy.send_inline(1, 0, b"first")?;
+    /// phy.send_inline(2, 0, b"second")?;
+    /// assert!(phy.send_inline(3, 0, b"third").unwrap_err().lacks_room());
+    /// drop(mac.receive()?);
+    /// phy.send_inline(3, 0, b"third")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn lacks_room(&self) -> bool {
+        use ErrorKind::{Exhausted, Full, InlineExhausted, WindowFull};
+        matches!(self.kind(), Exhausted { .. } | Full { .. } | InlineExhausted { .. } | WindowFull { .. })
+    }
+
     /// Whether the same call can succeed later without a change of configuration: a pool or ring was full, all
     /// seats were taken, or the link did not exist yet.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(
+        let may_change = matches!(
             self.kind(),
-            ErrorKind::Exhausted { .. }
-                | ErrorKind::InlineExhausted { .. }
-                | ErrorKind::Full { .. }
-                | ErrorKind::HoldingTooMany { .. }
-                | ErrorKind::WindowFull { .. }
+            ErrorKind::HoldingTooMany { .. }
                 | ErrorKind::RepliesFull { .. }
                 | ErrorKind::ServerGone { .. }
                 | ErrorKind::Crowded { .. }
@@ -694,7 +715,8 @@ impl Error {
                 | ErrorKind::ReceiverTaken { .. }
                 | ErrorKind::RoleTaken { .. }
                 | ErrorKind::TypeUndecided { .. }
-        )
+        );
+        may_change || self.lacks_room()
     }
 
     pub(crate) fn system(link: &Arc<str>, doing: impl Into<String>, source: io::Error) -> Self {

@@ -914,7 +914,7 @@ impl SessionState {
             let parts = PartBytes::behind_head(&pieces);
             match send(&attached.link, &self.journal, &self.counts, &received.head, parts) {
                 Ok(()) => delivered += 1,
-                Err(error) if lacks_room(&error) => {
+                Err(error) if error.lacks_room() => {
                     self.blocked = blocked.filter(|_| delivered == 0).or_else(|| Some(Instant::now()));
                     break;
                 }
@@ -1261,13 +1261,6 @@ fn set_limits(receiver: &mut Receiver, inbox: &FrameInbox, WireShape(config): &W
     let messages = usize::try_from(window).unwrap_or(usize::MAX).saturating_mul(largest);
     receiver.set_window(window);
     inbox.set_limit(messages.min(MAX_BYTES + largest) + STATUSES_BYTES);
-}
-
-fn lacks_room(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Exhausted { .. } | ErrorKind::Full { .. } | ErrorKind::InlineExhausted { .. }
-    )
 }
 
 /// Sends a message on the link, writes down when it is sent, and counts it. A participant that is evicted meanwhile does not know whether it

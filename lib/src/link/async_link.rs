@@ -9,7 +9,7 @@ use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
 use super::async_request::{AsyncPendingReply, AsyncRequest};
-use super::send_backoff::{SendBackoff, lacks_room};
+use super::send_backoff::SendBackoff;
 use super::{Link, Message, OwnedLoan, OwnedMessage};
 use crate::config::PoolId;
 use crate::error::{Error, ErrorKind, Result};
@@ -245,7 +245,7 @@ impl AsyncLink {
             let progress = ready!(coop::poll_proceed(cx));
             loop {
                 match attempt(self.link()) {
-                    Err(error) if lacks_room(&error) => ready!(self.backoff.poll_pause(cx)),
+                    Err(error) if error.lacks_room() => ready!(self.backoff.poll_pause(cx)),
                     done => {
                         progress.made_progress();
                         return Poll::Ready(done);
@@ -262,7 +262,7 @@ impl AsyncLink {
             let sent = self.link().adopt(loan)?.send();
             match sent.map_err(|failed| (failed.error, failed.loan.into_owned())) {
                 Ok(()) => self.backoff = SendBackoff::default(),
-                Err((error, loan)) if lacks_room(&error) => {
+                Err((error, loan)) if error.lacks_room() => {
                     *unsent = Some(loan);
                     ready!(self.backoff.poll_pause(cx));
                 }

@@ -8,7 +8,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::async_bell::AsyncWaiter;
-use super::send_backoff::{SendBackoff, lacks_room};
+use super::send_backoff::SendBackoff;
 use super::{OwnedLoan, OwnedMessage, OwnedPendingReply, OwnedRequest};
 use crate::error::{ErrorKind, Result};
 
@@ -179,7 +179,7 @@ impl AsyncRequest {
                 }
                 match attempt(&mut self.request) {
                     Err(error) if matches!(error.kind(), ErrorKind::RepliesFull { .. }) => is_full = true,
-                    Err(error) if lacks_room(&error) => ready!(room.poll_pause(cx)),
+                    Err(error) if error.lacks_room() => ready!(room.poll_pause(cx)),
                     done => {
                         progress.made_progress();
                         return Poll::Ready(done);

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use crate::error::{Error, ErrorKind};
-
 /// How often a sender yields to other tasks before it sleeps for room.
 const YIELDS: u32 = 8;
 /// How long a sender sleeps before it checks for room again, at first and at most. Receivers do not wake senders, so that
@@ -43,10 +41,4 @@ impl SendBackoff {
         }
         elapsed
     }
-}
-
-/// Whether the error is for a lack of room, of which nothing gives notice.
-pub(super) fn lacks_room(error: &Error) -> bool {
-    use ErrorKind::{Exhausted, Full, InlineExhausted, WindowFull};
-    matches!(error.kind(), Exhausted { .. } | Full { .. } | InlineExhausted { .. } | WindowFull { .. })
 }
