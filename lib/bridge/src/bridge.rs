@@ -19,6 +19,7 @@ use shmesh_daemon::log_limit::LogLimit;
 use tracing::{debug, error, info};
 
 use crate::certificates::CertificateCounts;
+use crate::connected_gauge::{ConnectedGauge, SessionLabels};
 use crate::engine::{AddressLookup, Engine, Guard, Outlet};
 use crate::frame::{Frame, ProtocolVersions, Status};
 use crate::place::{Distance, Places};
@@ -26,7 +27,6 @@ use crate::session::{BridgeCounts, BridgeEnd, PeerSession, SessionIdentity, Sess
 
 /// The sessions of a link, by the name of the far node.
 type Sessions = HashMap<String, SessionThread>;
-type SessionLabels = Vec<(&'static str, String)>;
 
 /// The metrics of all sessions, by link and far node.
 #[derive(Clone, Debug, Default)]
@@ -102,7 +102,7 @@ impl Metrics {
         );
     }
 
-    fn of(&self, link: &LinkName, node: &str) -> BridgeCounts {
+    fn of(&self, link: &LinkName, node: &str, connected: ConnectedGauge) -> BridgeCounts {
         let labels = labels(link, node);
         BridgeCounts {
             sent: self.sent.get_or_create_owned(&labels),
@@ -110,7 +110,7 @@ impl Metrics {
             lost: self.lost.get_or_create_owned(&labels),
             again: self.again.get_or_create_owned(&labels),
             refused: self.refused.get_or_create_owned(&labels),
-            connected: self.connected.get_or_create_owned(&labels),
+            connected,
         }
     }
 }
@@ -255,7 +255,7 @@ impl Bridge {
                     end.guard(engine.announce(link.as_str(), &cluster.place)?)
                 }
                 (BridgeEnd::Far, None) => {
-                    end.begin(&mut end.sessions(), &config.node, None)?;
+                    end.begin(&mut end.sessions(), &config.node, None, None)?;
                 }
                 (BridgeEnd::Far, Some(cluster)) => end.keep_on_cluster(engine, cluster)?,
             }
@@ -325,7 +325,7 @@ impl HomeOrFar {
         if sessions.len() >= MAX_SEATS {
             return self.make_room(&sessions, node);
         }
-        match self.begin(&mut sessions, node, identity) {
+        match self.begin(&mut sessions, node, identity, None) {
             Ok(session) => session.push(pieces),
             Err(error) if self.may_log() => error!(node, "cannot begin with this node: {error:#}"),
             Err(_) => {}
@@ -374,6 +374,10 @@ impl HomeOrFar {
         }
     }
 
+    fn connected_gauge(&self, node: &str) -> ConnectedGauge {
+        ConnectedGauge::new(&self.metrics.connected, labels(&self.template.link, node))
+    }
+
     fn may_log(&self) -> bool {
         self.log_limit.lock().unwrap_or_else(PoisonError::into_inner).allow(Instant::now()).is_some()
     }
@@ -387,6 +391,7 @@ impl HomeOrFar {
         sessions: &mut Sessions,
         node: &str,
         identity: Option<SessionIdentity>,
+        connected: Option<ConnectedGauge>,
     ) -> Result<Arc<PeerSession>> {
         // At the start of a far node, a frame may have been first.
         if let Some(running) = sessions.get(node) {
@@ -394,22 +399,14 @@ impl HomeOrFar {
         }
         let settings = SessionSettings { identity, ..self.settings_of(node) };
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);
-        let counts = self.metrics.of(&settings.link, node);
-        let session = PeerSession::new(settings, outlet, counts).inspect_err(|_| {
-            // The bridge that has the link says whether it is connected.
-            self.metrics.connected.remove(&labels(&self.template.link, node));
-        });
-        let session = Arc::new(session?);
+        let connected = connected.unwrap_or_else(|| self.connected_gauge(node));
+        let counts = self.metrics.of(&settings.link, node, connected);
+        let session = Arc::new(PeerSession::new(settings, outlet, counts)?);
         let running = Arc::clone(&session);
         let name = format!("{}:{node}", self.template.link);
         let stop: Arc<AtomicBool> = Arc::default();
         let of_session = Arc::clone(&stop);
-        let (connected, labels) = (self.metrics.connected.clone(), labels(&self.template.link, node));
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
-            running.run(&of_session);
-            // A node that has gone is no longer one that does not answer.
-            connected.remove(&labels);
-        });
+        let thread = std::thread::Builder::new().name(name).spawn(move || running.run(&of_session));
         let thread = thread.context("cannot start a thread")?;
         sessions.insert(node.to_owned(), SessionThread { session: Arc::clone(&session), stop, thread });
         Ok(session)
@@ -443,18 +440,19 @@ impl HomeOrFar {
         let Some(places) = &self.places else { return };
         let link = &self.template.link;
         let of_link = vec![("link", link.to_string())];
-        let of_node = labels(link, &self.template.node);
         let near = self.metrics.near.get_or_create_owned(&of_link);
         let standby = self.metrics.standby.get_or_create_owned(&of_link);
         let primaries = self.metrics.primaries.get_or_create_owned(&of_link);
         let mut complaint = String::new();
         let mut check = PrimariesCheck::default();
+        // That of the session. It is exported without a session, too, where one would be carried if the other side answered.
+        let mut connected = None;
         while !self.stop.load(Ordering::Acquire) {
             let distance = if may_be_near { places.distance(place) } else { Distance::Far };
             match distance {
-                // It stays as it is until a bridge with the link is back. Without a session, it is one that has no answer.
+                // It stays as it is until a bridge with the link is back.
                 Distance::Unknown => {
-                    let _ = self.metrics.connected.get_or_create(&of_node);
+                    connected.get_or_insert_with(|| self.connected_gauge(&self.template.node));
                 }
                 Distance::Near => {
                     if near.set(1) == 0 {
@@ -462,14 +460,16 @@ impl HomeOrFar {
                     }
                     standby.set(0);
                     self.end_session();
-                    self.metrics.connected.remove(&of_node);
+                    connected = None;
                 }
                 Distance::Far => {
                     if near.set(0) == 1 {
                         info!(%link, place, "the link is no longer in this IPC directory");
                     }
-                    match self.begin_if_none() {
+                    let gauge = connected.take().unwrap_or_else(|| self.connected_gauge(&self.template.node));
+                    match self.begin_if_none(&gauge) {
                         Ok(()) => {
+                            connected = Some(gauge);
                             if standby.set(0) == 1 {
                                 info!(%link, place, "this bridge takes the link over");
                             }
@@ -478,9 +478,8 @@ impl HomeOrFar {
                         Err(error) => {
                             let is_standby = is_in_use(&error);
                             standby.set(i64::from(is_standby));
-                            if !is_standby {
-                                let _ = self.metrics.connected.get_or_create(&of_node);
-                            }
+                            // The bridge that has the link says whether it is connected.
+                            connected = (!is_standby).then_some(gauge);
                             let text = format!("{error:#}");
                             if text != complaint {
                                 match is_standby {
@@ -502,10 +501,10 @@ impl HomeOrFar {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin_if_none(&self) -> Result<()> {
+    fn begin_if_none(&self, connected: &ConnectedGauge) -> Result<()> {
         let mut sessions = self.sessions();
         sessions.retain(|_, running| !running.thread.is_finished());
-        self.begin(&mut sessions, &self.template.node, None).map(drop)
+        self.begin(&mut sessions, &self.template.node, None, Some(connected.clone())).map(drop)
     }
 
     fn end_session(&self) {

@@ -11,6 +11,7 @@
 //! | [`stream`] | order, acknowledgement, sending again, counting what is lost |
 //! | [`journal`] | what the next process of a bridge must know |
 //! | [`session`] | one link and one peer |
+//! | [`connected_gauge`] | the metric that says whether the other side answers |
 //! | [`bridge`] | all sessions of a process |
 //! | [`place`] | whether the link is in this bridge's own IPC directory, on a cluster |
 //! | [`engine`] | what carries frames: the trait, and one for tests |
@@ -19,6 +20,7 @@
 
 pub mod bridge;
 pub mod certificates;
+pub mod connected_gauge;
 pub mod engine;
 pub mod frame;
 pub mod journal;

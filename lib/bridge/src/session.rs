@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 use shmesh::config::{LinkConfig, LinkName, PoolId, Receivers, RingMode};
 use shmesh::inspect::{View, far_node_file};
 use shmesh::{Error, ErrorKind, Link, LinkOptions, Liveness, SharedBytes, Side, Waiter};
 use shmesh_sys::file;
 use tracing::{debug, error, info, warn};
 
+use crate::connected_gauge::ConnectedGauge;
 use crate::engine::{Outlet, SentFrame};
 use crate::frame::{
     Frame, FrameError, ITEM_HEAD_BYTES, ItemHead, ItemKind, PartBytes, ProtocolVersions, Status, WireShape,
@@ -92,7 +92,7 @@ pub struct BridgeCounts {
     /// Frames that were refused: damaged, of another version, or beyond the limit.
     pub refused: Counter,
     /// Whether the other side answers.
-    pub connected: Gauge,
+    pub connected: ConnectedGauge,
 }
 
 /// Frames for a session, from the engine's threads.
@@ -715,8 +715,7 @@ impl SessionState {
 
     fn attach_or_detach(&mut self) {
         let is_connected = self.is_connected();
-        if i64::from(is_connected) != self.counts.connected.get() {
-            self.counts.connected.set(i64::from(is_connected));
+        if self.counts.connected.set(is_connected) {
             let what = if is_connected { "the other side answers" } else { "the other side does not answer" };
             info!(link = %self.settings.link, node = self.settings.node, "{what}");
         }
