@@ -152,6 +152,8 @@ const TWO_PRIMARIES_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often a bridge tries to get a link that another bridge of its place has.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
+/// How often a bridge that waits for nothing checks that its session runs, and how many primaries there are.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The bridge of one node. It runs until [`stop`](Self::stop).
 #[derive(Debug)]
@@ -448,6 +450,7 @@ impl HomeOrFar {
         // That of the session. It is exported without a session, too, where one would be carried if the other side answered.
         let mut connected = None;
         while !self.stop.load(Ordering::Acquire) {
+            let mut interval = CHECK_INTERVAL;
             let distance = if may_be_near { places.distance(place) } else { Distance::Far };
             match distance {
                 // It stays as it is until a bridge with the link is back.
@@ -476,6 +479,7 @@ impl HomeOrFar {
                             complaint.clear();
                         }
                         Err(error) => {
+                            interval = STANDBY_INTERVAL;
                             let is_standby = is_in_use(&error);
                             standby.set(i64::from(is_standby));
                             // The bridge that has the link says whether it is connected.
@@ -493,7 +497,7 @@ impl HomeOrFar {
                 }
             }
             primaries.set(check.count(link, &places.all(), &self.addresses()));
-            places.wait(STANDBY_INTERVAL);
+            places.wait(interval);
         }
     }
 
@@ -549,7 +553,10 @@ fn look_up(end: &Weak<HomeOrFar>, lookup: &AddressLookup) {
     loop {
         let found = lookup();
         let Some(end) = end.upgrade() else { return };
-        *end.addresses() = found;
+        let before = std::mem::replace(&mut *end.addresses(), found.clone());
+        if let Some(places) = end.places.as_ref().filter(|_| before != found) {
+            places.wake();
+        }
         drop(end);
         std::thread::sleep(LOOK_UP_INTERVAL);
     }

@@ -41,8 +41,15 @@ pub(crate) enum Distance {
 /// The places of the bridges that have a link and are connected.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    known: Mutex<HashSet<String>>,
+    known: Mutex<KnownNames>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct KnownNames {
+    names: HashSet<String>,
+    /// There is a change for which nothing has waited yet.
+    is_changed: bool,
 }
 
 impl Places {
@@ -50,9 +57,9 @@ impl Places {
     pub(crate) fn set(&self, name: &str, is_there: bool) {
         let mut known = self.known();
         if is_there {
-            known.insert(name.to_owned());
+            known.names.insert(name.to_owned());
         } else {
-            known.remove(name);
+            known.names.remove(name);
         }
         drop(known);
         self.wake();
@@ -60,9 +67,9 @@ impl Places {
 
     pub(crate) fn distance(&self, own: &str) -> Distance {
         let known = self.known();
-        if known.iter().any(|name| name.split('/').next() == Some(own)) {
+        if known.names.iter().any(|name| name.split('/').next() == Some(own)) {
             Distance::Near
-        } else if known.is_empty() {
+        } else if known.names.is_empty() {
             Distance::Unknown
         } else {
             Distance::Far
@@ -72,21 +79,22 @@ impl Places {
     /// The places at which the link is. A link has one primary, and so one place.
     pub(crate) fn all(&self) -> BTreeSet<String> {
         let place = |name: &String| name.split('/').next().unwrap_or_default().to_owned();
-        self.known().iter().map(place).collect()
+        self.known().names.iter().map(place).collect()
     }
 
     pub(crate) fn wake(&self) {
+        self.known().is_changed = true;
         self.changed.notify_all();
     }
 
-    /// Waits for a change. A wake-up can be missed, which only delays the caller.
+    /// Waits for a change since it waited last.
     pub(crate) fn wait(&self, limit: Duration) {
-        let known = self.known();
-        let _ = self.changed.wait_timeout(known, limit);
+        let waited = self.changed.wait_timeout_while(self.known(), limit, |known| !known.is_changed);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_changed = false;
     }
 
-    fn known(&self) -> MutexGuard<'_, HashSet<String>> {
-        // Each change is one call on the set.
+    fn known(&self) -> MutexGuard<'_, KnownNames> {
+        // Each change is one call on the set, or one store.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -127,5 +135,15 @@ mod tests {
         places.set("b.1/6", false);
         places.set("b.1/7", false);
         assert_eq!(places.distance("a.1"), Distance::Unknown);
+    }
+
+    #[test]
+    fn change_before_the_wait_is_not_missed() {
+        let places = Places::default();
+        places.set("b.1/7", true);
+        let begun = std::time::Instant::now();
+        places.wait(Duration::from_secs(60));
+        assert!(begun.elapsed() < Duration::from_secs(50));
+        places.wait(Duration::from_millis(1));
     }
 }

@@ -38,8 +38,9 @@ const AGAIN_AFTER: Duration = Duration::from_millis(300);
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(5);
 /// How often the receiver asks for the same missing message.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// How often a session without its link looks for it.
+/// How often a session without its link looks for it, at first and while nothing changes for long.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 /// How often it looks for room in a full ring. Receivers wake no senders.
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 /// How long a full ring holds up a post that is behind its messages.
@@ -402,6 +403,10 @@ struct SessionState {
     /// When it sent again last, and how long it waits before it does so next.
     sent_again: (Instant, Duration),
     looked_at: Option<Instant>,
+    look_every: Duration,
+    /// The findings of the last look: participants of both sides, whether the link and the other side are there, and whether messages
+    /// wait.
+    found: (u32, u32, bool, bool, bool),
     stopping: Option<Instant>,
     last_complaint: String,
 }
@@ -462,6 +467,8 @@ impl SessionState {
             received_at: now,
             sent_again: (now, AGAIN_AFTER),
             looked_at: None,
+            look_every: LOOK_EVERY,
+            found: (0, 0, false, false, false),
             stopping: None,
             last_complaint: String::new(),
         })
@@ -652,6 +659,12 @@ impl SessionState {
             set_limits(&mut self.receiver, &self.inbox, shape);
         }
         let is_asked = status.again;
+        let is_news = self.other.as_ref().is_none_or(|Other { status: last, .. }| {
+            (last.peers, last.is_drained, &last.shape) != (status.peers, status.is_drained, &status.shape)
+        });
+        if is_news {
+            self.look_every = LOOK_EVERY;
+        }
         self.other = Some(Other { status, heard: Instant::now() });
         // What was sent again is still on its way.
         if is_asked && self.sent_again.0.elapsed() >= self.round_trip.unwrap_or_default().min(AGAIN_AFTER_MAX)
@@ -718,8 +731,9 @@ impl SessionState {
         if self.counts.connected.set(is_connected) {
             let what = if is_connected { "the other side answers" } else { "the other side does not answer" };
             info!(link = %self.settings.link, node = self.settings.node, "{what}");
+            self.look_every = LOOK_EVERY;
         }
-        let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
+        let is_due = self.looked_at.is_none_or(|at| at.elapsed() >= self.look_every);
         if let Some(attached) = &self.attached {
             let mut has_changed = is_due;
             while attached.link.next_event().is_some() {
@@ -736,6 +750,10 @@ impl SessionState {
         let other = self.other.as_ref().map(|other| &other.status);
         let (peers, is_drained) = other.map_or((0, true), |status| (status.peers, status.is_drained));
         let has_more = self.receiver.front().is_some() || !is_drained;
+        let found = (self.peers, peers, self.shape.is_some(), is_connected, has_more);
+        let is_quiet = self.attached.is_none() && found == self.found;
+        self.look_every = if is_quiet { (2 * self.look_every).min(LOOK_EVERY_MAX) } else { LOOK_EVERY };
+        self.found = found;
         let is_replica_old = self.settings.end == BridgeEnd::Far && self.has_other_shape();
         let is_wanted = is_connected && (peers > 0 || has_more) && self.stopping.is_none() && !is_replica_old;
         match (&self.attached, is_wanted) {
@@ -1193,7 +1211,10 @@ impl SessionState {
     }
 
     fn plan_wait(&mut self) -> (Duration, Option<Arc<Waiter>>) {
-        let mut timeout = if self.attached.is_some() { self.settings.peer_timeout / 5 } else { LOOK_EVERY };
+        let mut timeout = match (&self.attached, self.looked_at) {
+            (None, Some(at)) => self.look_every.saturating_sub(at.elapsed()),
+            _ => self.settings.peer_timeout / 5,
+        };
         if let Some((at, told)) = &self.told {
             self.is_tell_due = self.has_changed(told);
             let next = if self.is_tell_due { TELL_AFTER } else { self.settings.peer_timeout / 5 };

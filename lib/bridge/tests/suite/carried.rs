@@ -1,7 +1,7 @@
 //! Two bridges in one process, and an engine that loses, doubles and reorders frames, or lets none through.
 #![expect(clippy::disallowed_types, reason = "counts of the test itself")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -950,4 +950,42 @@ fn silent_nodes_make_room() {
     (0..30).for_each(|number| receive(&phy, number));
     far.stop();
     home.stop();
+}
+
+/// How often the threads of this name have slept.
+fn sleeps(thread: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let of_name = tasks.filter(|task| read(task.join("comm")).trim() == thread);
+    let count = |task: PathBuf| {
+        let status = read(task.join("status"));
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.map_or(0, |count| count.trim().parse().unwrap())
+    };
+    of_name.map(count).sum()
+}
+
+#[test]
+fn bridges_without_a_link_sleep() {
+    let machines = Machines::new(0);
+    let start = |end, dir: &TempDir| {
+        let links = vec!["quiet".parse().unwrap()];
+        let peer_timeout = Duration::from_secs(600);
+        machines.start(&BridgeConfig { links, peer_timeout, ..config_of(end, dir.path(), "edge") })
+    };
+    let bridges = [start(BridgeEnd::Home, &machines.home), start(BridgeEnd::Far, &machines.far)];
+    // The two threads looked for the link 30 times in this time when they did it all the time.
+    until("the bridges sleep", || {
+        let before = sleeps("quiet:edge");
+        std::thread::sleep(Duration::from_secs(3));
+        (1..12).contains(&(sleeps("quiet:edge") - before))
+    });
+    let mut config = config(RingMode::Mpmc);
+    config.name = "quiet".parse().unwrap();
+    let phy = machines.create(&config);
+    let options = LinkOptions::new().dir(machines.far.path()).timeout(PATIENCE);
+    let mac = options.attach("quiet", Side::Secondary).unwrap();
+    send(&phy, 1);
+    receive(&mac, 1);
+    bridges.into_iter().for_each(Bridge::stop);
 }

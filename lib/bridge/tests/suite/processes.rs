@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -487,4 +487,48 @@ fn wrong_command_lines_are_refused_with_a_remedy() {
         "{}",
         said(&bad_address)
     );
+}
+
+/// How often the threads of a bridge have slept, without those of Zenoh, and all of them.
+fn sleeps(bridge: &BridgeProcess) -> [u64; 2] {
+    let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let mut sums = [0; 2];
+    for task in std::fs::read_dir(format!("/proc/{}/task", bridge.0.id())).unwrap() {
+        let task = task.unwrap().path();
+        let status = read(task.join("status"));
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let count: u64 = line.map_or(0, |count| count.trim().parse().unwrap());
+        sums[0] += if read(task.join("comm")).starts_with("fronthaul:") { count } else { 0 };
+        sums[1] += count;
+    }
+    sums
+}
+
+#[test]
+#[ignore = "a measurement: 80 seconds"]
+fn wake_ups_of_idle_bridges() {
+    let (home, far, address) = (dir(), dir(), address("tcp"));
+    let listens = BridgeProcess::start(bridge(home.path(), &["--listen", &address]));
+    let connects = BridgeProcess::start(bridge(far.path(), &["--connect", &address, "--node", "edge"]));
+    let measure = |what: &str| {
+        std::thread::sleep(Duration::from_secs(20));
+        let before = [&listens, &connects].map(sleeps);
+        std::thread::sleep(Duration::from_secs(20));
+        for (end, (after, before)) in
+            ["home", "far"].into_iter().zip([&listens, &connects].map(sleeps).into_iter().zip(before))
+        {
+            let [sessions, all] = [after[0] - before[0], after[1] - before[1]];
+            println!(
+                "{what}, {end}: {sessions} wake-ups of the session in 20 s, {} of Zenoh and others",
+                all - sessions
+            );
+        }
+    };
+    measure("without a link");
+    let (phy, mac) = (create(home.path()), attach(far.path()));
+    wait_for_peer(&phy);
+    measure("with programs");
+    drop((phy, mac));
+    connects.end();
+    listens.end();
 }
