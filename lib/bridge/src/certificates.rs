@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use prometheus_client::metrics::counter::Counter;
 use shmesh_sys::file::memfd;
+use x509_parser::pem::Pem;
 
 /// Files with certificates, in PEM.
 #[derive(Clone, Debug)]
@@ -71,6 +72,16 @@ impl LoadedCertificates {
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.contents == other.contents
+    }
+
+    /// The common name of the bridge's certificate, by which other bridges may allow it; `None` if it has none.
+    pub(crate) fn common_name(&self) -> Result<Option<String>> {
+        let [_, certificate, _] = &self.contents;
+        let mut parts = Pem::iter_from_buffer(certificate).filter_map(Result::ok);
+        let first = parts.find(|part| part.label == "CERTIFICATE").context("the file has no certificate")?;
+        let certificate = first.parse_x509().context("the certificate cannot be read")?;
+        let name = certificate.subject().iter_common_name().next();
+        Ok(name.and_then(|name| name.as_str().ok()).map(str::to_owned))
     }
 
     /// The paths of the copies: of the authority, the certificate and the key.

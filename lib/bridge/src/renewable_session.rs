@@ -5,6 +5,7 @@
 //! meanwhile are sent again by the streams.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
@@ -158,6 +159,9 @@ impl RenewableSession {
             format!("cannot use {authority}, {certificate} and {} together", files.key.display())
         };
         close(&open(&trial, Some(&new), &self.counts).with_context(unusable)?);
+        if let Some(loaded) = &*loaded {
+            check_name(loaded, &new, &files.certificate)?;
+        }
         if self.place.listen.is_empty() {
             self.replace_connected(&new, stop)?;
         } else {
@@ -314,6 +318,25 @@ fn watch(connection: &RenewableSession, interval: Duration, stop: &AtomicBool) {
         }
         looked = Instant::now();
     }
+}
+
+/// Refuses a certificate of another name. Bridges that allow certificates by name accept its connection and drop its messages, which this
+/// bridge could not tell from silence.
+fn check_name(present: &LoadedCertificates, new: &LoadedCertificates, file: &Path) -> Result<()> {
+    let shown = |name: Option<String>| {
+        name.map_or_else(|| "no common name".into(), |name| format!("the common name {name:?}"))
+    };
+    let [present, new] = [present.common_name()?, new.common_name()?];
+    if present != new {
+        bail!(
+            "{} has {}, and the certificate in use has {}, which may be the only one that the other bridges allow: issue it with the same \
+             name, or, if they allow the new one, start this bridge again",
+            file.display(),
+            shown(new),
+            shown(present)
+        );
+    }
+    Ok(())
 }
 
 fn open(

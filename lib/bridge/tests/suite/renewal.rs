@@ -269,6 +269,11 @@ fn certificates_that_do_not_work_are_not_used() {
         // A certificate that the other bridge does not trust.
         at_far.replace(&[&ours], &theirs.certificate());
         until_refused(&far);
+        // A certificate of a name that the other bridge does not allow.
+        at_far.replace(&[&ours], &ours.certificate_of("core"));
+        until_refused(&far);
+        at_home.replace(&[&ours], &ours.certificate_of("core"));
+        until_refused(&home);
         assert_eq!(home.renewed() + far.renewed(), 0);
     });
     let late = Pod::start(BridgeEnd::Far, &address, "c", &Secret::new(&[&ours], &ours.certificate()));
