@@ -28,7 +28,7 @@ use crate::frame::{
     is_item,
 };
 use crate::journal::Journal;
-use crate::stream::{Arrival, MAX_BYTES, Receiver, Sender};
+use crate::stream::{Arrival, FRAME_OVERHEAD, MAX_BYTES, Receiver, Sender, weight};
 
 /// How long a change may wait until it is sent, so that many are sent at once.
 const TELL_AFTER: Duration = Duration::from_millis(20);
@@ -122,14 +122,6 @@ impl Default for FrameInboxState {
         let (frames, limit) = (VecDeque::new(), STATUSES_BYTES);
         Self { frames, bytes: 0, waiting_bytes: 0, limit, is_woken: false, waiter: None }
     }
-}
-
-/// Bytes that a frame takes in memory besides its own.
-const FRAME_OVERHEAD: usize = 64;
-
-/// Bytes that a frame takes in memory, with those that keep it.
-fn weight(frame: &[u8]) -> usize {
-    frame.len() + FRAME_OVERHEAD
 }
 
 impl FrameInbox {
@@ -656,7 +648,7 @@ impl SessionState {
         let lost = self.receiver.give_up_before(status.stream, status.oldest);
         self.count_lost(lost);
         if let Some(shape) = status.shape.as_ref().filter(|_| self.settings.end == BridgeEnd::Far) {
-            set_limits(&mut self.receiver, &self.inbox, shape);
+            set_limits(&mut self.sender, &mut self.receiver, &self.inbox, shape);
         }
         let is_asked = status.again;
         let is_news = self.other.as_ref().is_none_or(|Other { status: last, .. }| {
@@ -817,7 +809,7 @@ impl SessionState {
         if self.settings.end == BridgeEnd::Home {
             self.shape = view.ok().map(|view| view.config()).and_then(|config| self.checked(config));
             if let Some(shape) = &self.shape {
-                set_limits(&mut self.receiver, &self.inbox, shape);
+                set_limits(&mut self.sender, &mut self.receiver, &self.inbox, shape);
             }
         }
     }
@@ -1272,13 +1264,20 @@ fn append(frame: &mut Vec<u8>, bytes: SharedBytes<'_>) {
     bytes.copy_to(&mut frame[start..]);
 }
 
-/// Lets as many messages wait in the receiving bridge as a link of this shape may have, whichever part of the bridge has them.
-fn set_limits(receiver: &mut Receiver, inbox: &FrameInbox, WireShape(config): &WireShape) {
+/// Lets as many messages be kept for the other side, and wait here, as a link of this shape may have, whichever part of the bridge has
+/// them.
+fn set_limits(
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+    inbox: &FrameInbox,
+    WireShape(config): &WireShape,
+) {
     let window = u64::from(config.ring_len).clamp(1, WINDOW_MAX);
     let size = |pool: PoolId| config.pool(pool).buf_size_bytes as usize;
     let data = PoolId::ALL.into_iter().filter(|pool| *pool != PoolId::CpuMsg).map(size).max();
     let largest = size(PoolId::CpuMsg) + data.unwrap_or(0) + ITEM_HEAD_BYTES + FRAME_OVERHEAD;
     let messages = usize::try_from(window).unwrap_or(usize::MAX).saturating_mul(largest);
+    sender.set_window(window);
     receiver.set_window(window);
     inbox.set_limit(messages.min(MAX_BYTES + largest) + STATUSES_BYTES);
 }

@@ -4,7 +4,7 @@
 //! again if it did not arrive. The receiver passes the numbers on in order, each once. A number that the sender can no longer send is
 //! lost; the receiver counts it, and continues.
 //!
-//! Memory is bounded: the sender keeps at most what the receiver's limit allows, and [`MAX_BYTES`]. The receiver takes no more.
+//! Memory is bounded: the sender keeps at most what the receiver's limit and its own window allow, and [`MAX_BYTES`]. The receiver takes no more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,6 +14,14 @@ use crate::frame::{ITEM_HEAD_BYTES, ItemHead, ItemKind, VERSIONS, set_receiver};
 
 /// Bytes that one direction keeps at most, unless a single message is larger.
 pub const MAX_BYTES: usize = 32 << 20;
+
+/// Bytes that a frame takes in memory besides its own.
+pub(crate) const FRAME_OVERHEAD: usize = 64;
+
+/// Bytes that a frame takes in memory, with those that keep it.
+pub(crate) fn weight(frame: &[u8]) -> usize {
+    frame.len() + FRAME_OVERHEAD
+}
 
 /// Bytes of buffers that one direction keeps for its next messages.
 const SPARE_BYTES: usize = 2 << 20;
@@ -26,8 +34,10 @@ pub struct Sender {
     stream: u64,
     /// The number of the next message.
     next: u64,
-    /// Numbers below this may be sent.
+    /// The receiver takes numbers below this.
     limit: u64,
+    /// Messages that may be kept, whatever the receiver takes.
+    window: u64,
     /// Copies of the messages from `oldest` on.
     kept: VecDeque<SentFrame>,
     kept_bytes: usize,
@@ -45,7 +55,28 @@ impl Sender {
         let next = taken + 1;
         let (kept, spare) = (VecDeque::new(), Vec::new());
         let version = VERSIONS.lowest;
-        Self { version, stream, next, limit: 0, kept, kept_bytes: 0, oldest: next, spare, spare_bytes: 0 }
+        Self {
+            version,
+            stream,
+            next,
+            limit: 0,
+            window: 1,
+            kept,
+            kept_bytes: 0,
+            oldest: next,
+            spare,
+            spare_bytes: 0,
+        }
+    }
+
+    /// Messages of the link's shape may be kept here.
+    pub fn set_window(&mut self, window: u64) {
+        self.window = window.max(1);
+    }
+
+    /// Numbers below this may be sent. The other side says which it takes, and the memory of this one does not depend on that alone.
+    fn limit(&self) -> u64 {
+        self.limit.min(self.oldest.saturating_add(self.window))
     }
 
     /// The version of the protocol in which it writes.
@@ -80,7 +111,7 @@ impl Sender {
     /// Whether another message may be taken.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.next < self.limit && (self.kept.is_empty() || self.kept_bytes < MAX_BYTES)
+        self.next < self.limit() && (self.kept.is_empty() || self.kept_bytes < MAX_BYTES)
     }
 
     /// Leaves out numbers, of messages that the link has lost.
@@ -101,7 +132,7 @@ impl Sender {
         buffer.clear();
         head.encode(self.version, buffer);
         parts(buffer);
-        self.kept_bytes += frame.len();
+        self.kept_bytes += weight(&frame);
         self.kept.push_back(frame);
         self.next += 1;
         self.kept.back().expect("it was pushed")
@@ -119,7 +150,7 @@ impl Sender {
             && let Some(mut frame) = self.kept.pop_front()
         {
             self.oldest += 1;
-            self.kept_bytes -= frame.len();
+            self.kept_bytes -= weight(&frame);
             // As many as a stream at full speed needs. Others go back to the allocator.
             let is_kept =
                 self.spare_bytes + frame.capacity() <= SPARE_BYTES && Arc::get_mut(&mut frame).is_some();
@@ -132,7 +163,7 @@ impl Sender {
 
     /// The frames after the number `received`, to be sent again, to the process `to`.
     pub fn again(&mut self, to: u64, received: u64) -> impl Iterator<Item = &SentFrame> {
-        let (version, oldest, limit) = (self.version, self.oldest, self.limit);
+        let (version, oldest, limit) = (self.version, self.oldest, self.limit());
         let numbered = self.kept.iter_mut().zip(oldest..limit);
         numbered.filter(move |(_, number)| *number > received).map(move |(frame, _)| {
             set_receiver(Arc::<Vec<u8>>::make_mut(frame), version, to, oldest);
@@ -350,8 +381,10 @@ mod tests {
 
     impl TestLine {
         fn new(window: u64) -> Self {
+            let mut sender = Sender::new(7, 0);
+            sender.set_window(window);
             Self {
-                sender: Sender::new(7, 0),
+                sender,
                 receiver: Receiver::new(0, 0, window),
                 way: Vec::new(),
                 out: Vec::new(),
@@ -408,6 +441,7 @@ mod tests {
                 self.dropped.insert(number, ());
             }
             self.sender = Sender::new(self.sender.stream(), taken);
+            self.sender.set_window(WINDOW);
         }
 
         /// The receiver is killed: its journal has the last number that was delivered.
@@ -497,6 +531,7 @@ mod tests {
     #[test]
     fn sender_keeps_what_the_limits_allow() {
         let mut sender = Sender::new(1, 0);
+        sender.set_window(1_000_000);
         assert!(!sender.has_room(), "nothing is allowed yet");
         sender.acknowledge(0, 0, 1_000_000);
         assert!(!sender.has_room(), "the receiver does not know the stream");
@@ -508,6 +543,22 @@ mod tests {
             sent += 1;
         }
         assert_eq!(sent, MAX_BYTES >> 20);
+    }
+
+    /// The other side takes any number, and acknowledges nothing, or what was never sent.
+    #[test]
+    fn sender_keeps_its_own_window_whatever_the_receiver_takes() {
+        let mut sender = Sender::new(1, 0);
+        sender.set_window(4);
+        let mut fill = |delivered, limit| {
+            sender.acknowledge(1, delivered, limit);
+            std::iter::from_fn(|| sender.has_room().then(|| sender.add(head(), |_| ()).len())).count()
+        };
+        assert_eq!(fill(0, 1 << 61), 4);
+        assert_eq!(fill(0, 1 << 61), 0);
+        assert_eq!(fill(3, 1 << 61), 3);
+        assert_eq!(fill(1 << 60, 1 << 61), 4);
+        assert_eq!(fill(1 << 60, 12), 0, "the last number below this limit was sent");
     }
 
     #[test]
