@@ -190,6 +190,10 @@ struct SessionThread {
 }
 
 impl SessionThread {
+    fn session(&self) -> Arc<PeerSession> {
+        Arc::clone(&self.session)
+    }
+
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.session.wake();
@@ -297,12 +301,13 @@ impl HomeOrFar {
     /// Gives a frame to its session. At home a new far node gets one as soon as it has answered a greeting: a sender of frames that gets
     /// none takes neither a session nor a journal.
     fn hear(&self, node: &str, pieces: &[&[u8]]) {
-        let mut sessions = self.sessions();
-        // One ends when its node is silent for long.
-        sessions.retain(|_, running| !running.thread.is_finished());
-        if let Some(running) = sessions.get(node) {
-            let session = Arc::clone(&running.session);
-            drop(sessions);
+        // Only for as long as it is looked up: frames of all nodes come by here.
+        let known = self
+            .sessions()
+            .get(node)
+            .filter(|running| !running.thread.is_finished())
+            .map(SessionThread::session);
+        if let Some(session) = known {
             return session.push(pieces);
         }
         // On a cluster, the keeper of a far end begins its session.
@@ -318,16 +323,25 @@ impl HomeOrFar {
             BridgeEnd::Home => {
                 let identity = self.identity_of(node);
                 if !status.as_ref().is_ok_and(|status| status.to == identity.instance) {
-                    drop(sessions);
                     return self.greet(node, identity, status);
                 }
                 Some(identity)
             }
         };
-        if sessions.len() >= MAX_SEATS {
+        let mut sessions = self.sessions();
+        // All that run are taken from here when the bridge stops.
+        if self.stop.load(Ordering::Acquire) {
+            return;
+        }
+        // One ends when its node is silent for long.
+        sessions.retain(|_, running| !running.thread.is_finished());
+        // A frame in another thread may have begun it.
+        if sessions.len() >= MAX_SEATS && !sessions.contains_key(node) {
             return self.make_room(&sessions, node);
         }
-        match self.begin(&mut sessions, node, identity, None) {
+        let begun = self.begin(&mut sessions, node, identity, None);
+        drop(sessions);
+        match begun {
             Ok(session) => session.push(pieces),
             Err(error) if self.may_log() => error!(node, "cannot begin with this node: {error:#}"),
             Err(_) => {}
