@@ -194,6 +194,10 @@ impl SessionThread {
         Arc::clone(&self.session)
     }
 
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.session.wake();
@@ -377,6 +381,10 @@ impl HomeOrFar {
 
     /// Ends the session that has been silent for longest, so that `node` can have its place with the next status.
     fn make_room(&self, sessions: &Sessions, node: &str) {
+        // One place is enough. It is free as soon as that session's thread has ended.
+        if sessions.values().any(SessionThread::is_stopping) {
+            return;
+        }
         let spare = sessions.values().filter_map(|running| Some((running.session.spare_for()?, running)));
         match spare.max_by_key(|(silence, _)| *silence) {
             Some((_, running)) => running.stop(),
@@ -595,4 +603,54 @@ fn check_node(node: &str) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Fate, MemoryEngine};
+    use crate::frame::VERSIONS;
+
+    /// The bridge that has the link. A node that is silent at all counts as gone.
+    fn home(dir: &tempfile::TempDir) -> Bridge {
+        let config = BridgeConfig {
+            end: BridgeEnd::Home,
+            dir: dir.path().to_owned(),
+            links: vec!["fronthaul".parse().unwrap()],
+            node: String::new(),
+            peer_timeout: Duration::ZERO,
+            cluster: None,
+            versions: VERSIONS,
+        };
+        Bridge::start(&config, &MemoryEngine::new(|| Fate::Lost), &Metrics::default()).unwrap()
+    }
+
+    /// A session that does nothing, not even stop.
+    fn idle_session(end: &HomeOrFar, node: &str) -> SessionThread {
+        let outlet = Arc::clone(end.outlet.get().unwrap());
+        let session = PeerSession::new(end.settings_of(node), outlet, BridgeCounts::default()).unwrap();
+        SessionThread { session: Arc::new(session), stop: Arc::default(), thread: std::thread::spawn(|| ()) }
+    }
+
+    #[test]
+    fn one_node_at_a_time_makes_room() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let bridge = home(&dir);
+        let end = &bridge.ends[0];
+        let nodes = ["silent-1", "silent-2", "silent-3"];
+        let mut sessions: Sessions =
+            nodes.map(|node| (node.to_owned(), idle_session(end, node))).into_iter().collect();
+        let stopping =
+            |sessions: &Sessions| sessions.values().filter(|running| running.is_stopping()).count();
+        assert_eq!(stopping(&sessions), 0);
+        for _ in 0..3 {
+            end.make_room(&sessions, "edge");
+            assert_eq!(stopping(&sessions), 1);
+        }
+        // It has ended.
+        sessions.retain(|_, running| !running.is_stopping());
+        end.make_room(&sessions, "edge");
+        assert_eq!(stopping(&sessions), 1);
+        bridge.stop();
+    }
 }
