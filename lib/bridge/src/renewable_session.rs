@@ -358,6 +358,8 @@ fn open(
     set("connect/retry", "{period_init_ms: 100, period_max_ms: 2000, period_increase_factor: 2}".into())?;
     // QUIC does not tell when the other process was killed.
     set("transport/link/tx/lease", "5000".into())?;
+    // Of `put_or_drop`, which callbacks use: no wait for room at all.
+    set("transport/link/tx/queue/congestion_control/drop/wait_before_drop", "0".into())?;
     set("scouting/multicast/enabled", "false".into())?;
     set("scouting/gossip/enabled", "false".into())?;
     if let Some(certificates) = certificates {
