@@ -106,10 +106,13 @@ struct FrameInbox {
 #[derive(Debug)]
 struct FrameInboxState {
     frames: VecDeque<Vec<u8>>,
-    bytes: usize,
-    /// Bytes of frames that were taken out, and wait for the link.
+    /// Bytes of the messages and posts.
+    item_bytes: usize,
+    /// Bytes of all other frames.
+    status_bytes: usize,
+    /// Bytes of messages and posts that were taken out, and wait for the link.
     waiting_bytes: usize,
-    /// The most that these may be together.
+    /// The most that messages and posts may be together.
     limit: usize,
     /// Something else than a frame is to be looked at.
     is_woken: bool,
@@ -119,20 +122,33 @@ struct FrameInboxState {
 
 impl Default for FrameInboxState {
     fn default() -> Self {
-        let (frames, limit) = (VecDeque::new(), STATUSES_BYTES);
-        Self { frames, bytes: 0, waiting_bytes: 0, limit, is_woken: false, waiter: None }
+        Self {
+            frames: VecDeque::new(),
+            item_bytes: 0,
+            status_bytes: 0,
+            waiting_bytes: 0,
+            // Until the link is known.
+            limit: STATUSES_BYTES,
+            is_woken: false,
+            waiter: None,
+        }
     }
 }
 
 impl FrameInbox {
-    /// Adds a frame. One that does not fit is lost: it was sent twice, or by a sender that ignores the limits.
-    fn add(&self, frame: Vec<u8>) {
+    /// Adds a frame, and returns whether it fits. If not, it was sent twice, or by a sender that ignores the limits. Messages leave the room
+    /// of statuses free: these say which messages have arrived, and that the other side is there.
+    fn add(&self, frame: Vec<u8>) -> bool {
         let mut state = self.lock();
-        if state.bytes + state.waiting_bytes + weight(&frame) > state.limit {
-            return;
+        let before =
+            if is_item(&frame) { state.item_bytes + state.waiting_bytes } else { state.status_bytes };
+        let limit = if is_item(&frame) { state.limit } else { STATUSES_BYTES };
+        let is_added = before + weight(&frame) <= limit;
+        if is_added {
+            *state.bytes_of(&frame) += weight(&frame);
+            state.frames.push_back(frame);
         }
-        state.bytes += weight(&frame);
-        state.frames.push_back(frame);
+        is_added
     }
 
     /// Makes the session look at once.
@@ -197,9 +213,15 @@ impl FrameInbox {
 impl FrameInboxState {
     fn pop(&mut self) -> Option<Vec<u8>> {
         let frame = self.frames.pop_front()?;
-        self.bytes -= weight(&frame);
-        self.waiting_bytes += weight(&frame);
+        *self.bytes_of(&frame) -= weight(&frame);
+        if is_item(&frame) {
+            self.waiting_bytes += weight(&frame);
+        }
         Some(frame)
+    }
+
+    fn bytes_of(&mut self, frame: &[u8]) -> &mut usize {
+        if is_item(frame) { &mut self.item_bytes } else { &mut self.status_bytes }
     }
 }
 
@@ -257,6 +279,8 @@ struct Other {
 /// A session: run by a thread of its own, and given frames by the engine's.
 pub struct PeerSession {
     inbox: Arc<FrameInbox>,
+    /// Counts frames that do not fit.
+    refused: Counter,
     /// `None` when it has ended: an engine's thread that still has the session keeps neither its link nor its journal.
     state: Mutex<Option<SessionState>>,
 }
@@ -274,8 +298,9 @@ impl PeerSession {
     /// Its journal cannot be opened.
     pub fn new(settings: SessionSettings, outlet: Arc<dyn Outlet>, counts: BridgeCounts) -> Result<Self> {
         let inbox = Arc::<FrameInbox>::default();
+        let refused = counts.refused.clone();
         let state = SessionState::new(settings, outlet, Arc::clone(&inbox), counts)?;
-        Ok(Self { inbox, state: Mutex::new(Some(state)) })
+        Ok(Self { inbox, refused, state: Mutex::new(Some(state)) })
     }
 
     /// Gives it a frame, in pieces. It does not wait.
@@ -290,17 +315,23 @@ impl PeerSession {
             Some(mut state) => state.as_mut().is_none_or(|state| {
                 if !state.pass_on_at_once(pieces) {
                     self.inbox.set_waiting(state.receiver.waiting_bytes());
-                    self.inbox.add(pieces.concat());
+                    self.add(pieces);
                 }
                 state.pass_on()
             }),
             None => {
-                self.inbox.add(pieces.concat());
+                self.add(pieces);
                 false
             }
         };
         if !is_done {
             self.inbox.wake();
+        }
+    }
+
+    fn add(&self, pieces: &[&[u8]]) {
+        if !self.inbox.add(pieces.concat()) {
+            self.refused.inc();
         }
     }
 
@@ -1279,7 +1310,7 @@ fn set_limits(
     let messages = usize::try_from(window).unwrap_or(usize::MAX).saturating_mul(largest);
     sender.set_window(window);
     receiver.set_window(window);
-    inbox.set_limit(messages.min(MAX_BYTES + largest) + STATUSES_BYTES);
+    inbox.set_limit(messages.min(MAX_BYTES + largest));
 }
 
 /// Sends a message on the link, writes down when it is sent, and counts it. A participant that is evicted meanwhile does not know whether it
@@ -1358,10 +1389,23 @@ mod tests {
     use crate::engine::{Engine, Fate, MemoryEngine};
     use crate::frame::VERSIONS;
 
+    /// A frame of so many bytes that has a message, as far as its kind says.
+    fn item(bytes: usize) -> Vec<u8> {
+        let mut frame = Vec::new();
+        ItemHead::new(ItemKind::Inline, 0).encode(1, &mut frame);
+        frame.resize(bytes, 0);
+        assert!(is_item(&frame));
+        frame
+    }
+
     #[test]
     fn frames_that_wait_for_the_link_count_with_those_that_wait_for_the_session() {
         let inbox = FrameInbox::default();
-        let fill = || (0..100).for_each(|_| inbox.add(vec![0; 100 - FRAME_OVERHEAD]));
+        let fill = || {
+            (0..100).for_each(|_| {
+                let _ = inbox.add(item(100 - FRAME_OVERHEAD));
+            })
+        };
         inbox.set_limit(1000);
         fill();
         let taken: Vec<_> = std::iter::from_fn(|| inbox.pop(0)).collect();
@@ -1369,7 +1413,7 @@ mod tests {
         // The tenth is with the session, and seven wait for the link.
         inbox.set_waiting(700);
         fill();
-        assert_eq!(inbox.lock().bytes, 300);
+        assert_eq!(inbox.lock().item_bytes, 300);
         assert!(inbox.pop(700).is_some());
         fill();
         assert_eq!(inbox.lock().frames.len(), 2, "one is with the session");
@@ -1395,18 +1439,28 @@ mod tests {
             identity: None,
         };
         let outlet = MemoryEngine::new(|| Fate::Lost).open_home("fronthaul", Arc::new(|_, _| {})).unwrap();
-        let session = PeerSession::new(settings, Arc::from(outlet), BridgeCounts::default()).unwrap();
+        let counts = BridgeCounts::default();
+        let session = PeerSession::new(settings, Arc::from(outlet), counts.clone()).unwrap();
+        let frames = [item(4096), item(65_536), vec![0; 4096]];
         let flood = || {
-            let _busy = session.lock();
-            (0..10_000).for_each(|_| session.push(&[&[0; 4096]]));
-            (0..10).for_each(|_| session.push(&[&[0; 65_536]]));
-            session.inbox.lock().bytes
+            let refused = counts.refused.get();
+            (0..10_000).for_each(|_| session.push(&[&frames[0]]));
+            (0..10).for_each(|_| session.push(&[&frames[1]]));
+            assert!(counts.refused.get() > refused, "the others are counted");
+            // There is room for statuses.
+            (0..10_000).for_each(|_| session.push(&[&frames[2]]));
+            let inbox = session.inbox.lock();
+            assert!((4096..=STATUSES_BYTES).contains(&inbox.status_bytes), "{}", inbox.status_bytes);
+            inbox.item_bytes
         };
+        let busy = session.lock();
         // The link is not known yet.
         assert!(flood() <= STATUSES_BYTES);
+        drop(busy);
         session.step(&AtomicBool::new(false)).unwrap();
+        let _busy = session.lock();
         let bytes = flood();
         let messages = 8 * (4096 + 65_536);
-        assert!((messages..messages + 64 * 1024).contains(&bytes), "{bytes}");
+        assert!((messages..messages + 32 * 1024).contains(&bytes), "{bytes}");
     }
 }
