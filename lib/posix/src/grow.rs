@@ -19,7 +19,7 @@ pub(crate) fn grow(settings: &PosixSettings, fd: c_int, len: i64) -> Option<Call
     if !is_regular || len <= found.st_size || !settings.is_tmpfs || !is_here(settings, fd, &found) {
         return None;
     }
-    match reserve(settings, fd, found.st_size, len) {
+    match reserve(settings, fd, &found, len) {
         Err(error @ (libc::ENOSPC | libc::EFBIG)) => Some(Err(error)),
         // The descriptor is read-only, or the file system cannot reserve: as without this library.
         Err(_) => None,
@@ -33,21 +33,24 @@ fn is_here(settings: &PosixSettings, fd: c_int, found: &libc::stat) -> bool {
     found.st_dev == settings.device && (is_marked(found.st_mode) || is_below())
 }
 
-/// Reserves the bytes of a file from its size to a larger one.
-pub(crate) fn reserve(settings: &PosixSettings, fd: c_int, from: i64, to: i64) -> CallResult<()> {
-    let growth = to.saturating_sub(from);
-    if lacks_room(settings, whole_pages(growth)) {
+/// Reserves the bytes of a file from its size, as `found`, to a larger one.
+pub(crate) fn reserve(settings: &PosixSettings, fd: c_int, found: &libc::stat, to: i64) -> CallResult<()> {
+    let growth = to.saturating_sub(found.st_size);
+    // Pages behind the end, which `fallocate(2)` can reserve, are there already.
+    let missing = whole_pages(to).saturating_sub(bytes_of(found));
+    if lacks_room(settings, whole_pages(growth).min(missing)) {
         return Err(libc::ENOSPC);
     }
     // Not looked at again and undone: another process may have the new bytes mapped already.
-    sys::reserve(fd, from, growth).map_err(|error| if error == libc::ENOMEM { libc::ENOSPC } else { error })
+    sys::reserve(fd, found.st_size, growth)
+        .map_err(|error| if error == libc::ENOMEM { libc::ENOSPC } else { error })
 }
 
 /// Whether there is no room for a range that `fallocate(2)` reserves in a file of the IPC directory. `false` for calls that the kernel
 /// refuses itself, and for those that give memory back.
 ///
 /// Pages of the range that the file has already need no room. Which ones these are is not known; those that the whole file lacks are an
-/// upper bound, which is exact for a file without holes.
+/// upper bound, which is exact for a file without holes. Pages behind the end count as those that are nearest to it.
 pub(crate) fn is_refused(settings: &PosixSettings, fd: c_int, mode: c_int, from: i64, len: i64) -> bool {
     if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 || from < 0 || len <= 0 || !settings.is_tmpfs {
         return false;

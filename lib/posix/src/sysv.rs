@@ -231,7 +231,7 @@ fn make(settings: &PosixSettings, path: &CStr, key: c_int, size: u64, flags: c_i
     };
     let fill = |fd: &Fd| {
         let whole = data.saturating_add(sys::page_bytes());
-        reserve(settings, fd.raw(), 0, whole.cast_signed())?;
+        reserve(settings, fd.raw(), &sys::fstat(fd.raw())?, whole.cast_signed())?;
         sys::write_at(fd.raw(), &header.encode(), data.cast_signed())
     };
     let name = split(path.to_bytes()).map_or(&b""[..], |(_, name)| name);

@@ -50,6 +50,14 @@ static int allocate(long limit) {
     FAILS(fallocate(fd, 0, limit, 65537), ENOSPC);
     WORKS(fallocate(fd, 0, 0, 65536));
     has(fd, limit, limit);
+    // Pages behind the end are there already when the file grows.
+    CHECK(ftruncate(fd, 4096) == 0);
+    WORKS(fallocate(fd, keep, 0, limit));
+    has(fd, 4096, limit);
+    WORKS(fallocate(fd, keep, 0, limit));
+    CHECK(ftruncate(fd, limit) == 0);
+    has(fd, limit, limit);
+    FAILS(ftruncate(fd, limit + 1), ENOSPC);
     // Errors of the kernel, and memory elsewhere.
     FAILS(fallocate(fd, 0, -1, 1), EINVAL);
     FAILS(fallocate(fd, 0, 0, 0), EINVAL);
