@@ -676,13 +676,28 @@ fn labels_of_bridges_need_the_bridge() {
                 let said = verdict(&labelled, old).unwrap();
                 assert!(said.contains("remove the label"), "{}: {label}: {said:?}", file.display());
             }
-            assert_eq!(verdict(&labelled, &labelled), None, "an update that leaves the labels as they are");
+            let old = labelled.clone();
+            labelled["metadata"]["labels"]["app"] = json!("renamed");
+            assert_eq!(verdict(&labelled, &old), None, "an update that leaves these labels as they are");
         }
     }
     assert!(["home", "far"].iter().all(|end| ends.iter().any(|found| found == end)), "{ends:?}");
     // A pod without annotations is not the webhook's.
     let stray = json!({"metadata": {"labels": {"shmesh.io/far-fronthaul": "home"}}, "spec": {"containers": [{"name": "a"}]}});
     assert!(verdict(&stray, &new).unwrap().contains("has no bridge with the link"));
-    let far = json!({"metadata": {"labels": {"shmesh.io/bridge": "home"}}, "spec": {"initContainers": [{"name": "shmesh-bridge", "args": ["--connect=a"]}]}});
-    assert!(verdict(&far, &new).unwrap().contains("none of this kind"));
+    let bridge = json!({"name": "shmesh-bridge", "restartPolicy": "Always", "args": ["--connect=a"]});
+    let pod = |end: &str, container: Value| json!({"metadata": {"labels": {"shmesh.io/bridge": end}}, "spec": {"initContainers": [container]}});
+    assert_eq!(verdict(&pod("far", bridge.clone()), &new), allowed);
+    assert!(verdict(&pod("home", bridge.clone()), &new).unwrap().contains("none of this kind"));
+    for (key, value) in [("command", json!(["sleep"])), ("restartPolicy", json!("OnFailure"))] {
+        let mut other = bridge.clone();
+        other[key] = value;
+        assert!(verdict(&pod("far", other), &new).unwrap().contains("none of this kind"), "{key}");
+    }
+    let rules = &policy["spec"]["matchConstraints"]["resourceRules"][0];
+    assert_eq!(
+        rules["resources"],
+        json!(["pods", "pods/status"]),
+        "labels can be changed with the status, too"
+    );
 }
