@@ -4,10 +4,10 @@ beyond the package registries, and none uploads anything.
 
     .ci/release.py version [v0.1.0]     print the version; with a tag, fail unless all files and the changelog agree with it
     .ci/release.py notes                print the changelog's section of this version
-    .ci/release.py images OUT           both images for amd64 and arm64 as OCI layouts: OUT/shmesh-plugin, OUT/shmesh-sidecar
+    .ci/release.py images OUT           all images for amd64 and arm64 as OCI layouts: OUT/shmesh-plugin, OUT/shmesh-sidecar, OUT/shmesh-bridge
     .ci/release.py chart OUT            the chart as OUT/shmesh-VERSION.tgz, and as an OCI layout: OUT/shmesh-chart
     .ci/release.py krew OUT             OUT/kubectl-shmesh_VERSION_linux_ARCH.tar.gz, and the manifest OUT/shmesh.yaml for krew
-    .ci/release.py debian OUT           OUT/shmesh_VERSION_ARCH.deb (command, sidecar) and OUT/libshmesh-dev_VERSION_ARCH.deb (C libraries)
+    .ci/release.py debian OUT           OUT/NAME_VERSION_ARCH.deb of shmesh (command, sidecar), shmesh-bridge and libshmesh-dev (C libraries)
 
 Crates and wheels need no command of their own: `cargo publish --workspace` and `maturin build` (see docs/releasing.md).
 On one machine the same commit gives the same bytes: archives are sorted and have the time of the commit (SOURCE_DATE_EPOCH).

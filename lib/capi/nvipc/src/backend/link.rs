@@ -27,10 +27,6 @@ use super::{
 /// Interval between recoveries while a pool is empty. Each asks the kernel about every participant.
 const SEARCH: Duration = Duration::from_millis(10);
 
-/// Number of failed loans per look at the clock, which takes longer than the search for a buffer. A program that retries once in
-/// a slot of 0.5 ms does not wait longer than [`SEARCH`].
-const CLOCK_EVERY: u32 = 8;
-
 /// How long the signal of a consumed post may be delayed. A later signal counts as one without a post: the peer may have
 /// died in between, or have posted before the descriptor existed.
 const LATE: Duration = Duration::from_millis(100);
@@ -128,8 +124,6 @@ struct Endpoint {
     /// Posts from before the descriptor existed that no call has consumed.
     early: u32,
     late: LateSignals,
-    /// Number of loans that failed since one did not.
-    failed_loans: u32,
     /// The [uptime](time::coarse_uptime) of the last recovery.
     searched: Option<Duration>,
     link: PinnedLink,
@@ -206,7 +200,6 @@ impl LinkBackend {
                 armed: false,
                 early: 0,
                 late: LateSignals::default(),
-                failed_loans: 0,
                 searched: None,
                 link: PinnedLink::new(link),
             })),
@@ -395,10 +388,7 @@ impl Endpoint {
     #[inline(always)]
     fn loan(&mut self, data: Option<PoolId>) -> Result<Loan<'static>> {
         match self.link().try_loan(data) {
-            Ok(Ok(loan)) => {
-                self.failed_loans = 0;
-                Ok(loan)
-            }
+            Ok(Ok(loan)) => Ok(loan),
             Ok(Err(empty)) => self.loan_of_the_dead(data, empty),
             Err(error) => Err(failed(&error)),
         }
@@ -409,12 +399,7 @@ impl Endpoint {
     fn loan_of_the_dead(&mut self, data: Option<PoolId>, empty: PoolId) -> Result<Loan<'static>> {
         let link = self.link();
         let exhausted = |empty| Failure::Exhausted(empty, link.pool(empty).map_or(0, |(_, len)| len));
-        let failed_before = self.failed_loans;
-        self.failed_loans = failed_before.wrapping_add(1);
-        if !failed_before.is_multiple_of(CLOCK_EVERY) {
-            return Err(exhausted(empty));
-        }
-        let now = time::coarse_uptime().ok();
+        let now = time::coarse_uptime();
         if self.searched.zip(now).is_some_and(|(before, now)| now.saturating_sub(before) < SEARCH) {
             return Err(exhausted(empty));
         }
