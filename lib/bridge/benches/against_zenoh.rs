@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use shmesh::config::{LinkConfig, PoolId};
-use shmesh::{Link, LinkOptions, Side};
+use shmesh::{Link, LinkOptions, MAX_SEATS, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
 use shmesh_bridge::certificates::CertificateCounts;
 use shmesh_bridge::engine::Engine;
@@ -137,6 +137,7 @@ fn bridged() -> Result<(f64, f64)> {
             dir: dir.path().to_path_buf(),
             links: vec!["fronthaul".parse()?],
             node: node.to_owned(),
+            peers: MAX_SEATS,
             peer_timeout: Duration::from_secs(10),
             cluster: None,
             versions: VERSIONS,

@@ -126,6 +126,8 @@ pub struct BridgeConfig {
     pub links: Vec<LinkName>,
     /// The name of this node. Only a far node needs one; no two may have the same.
     pub node: String,
+    /// Far nodes of each link at most, where the links are: [`MAX_SEATS`](shmesh::MAX_SEATS), or fewer.
+    pub peers: usize,
     /// How long the other side may be silent until its participants count as gone.
     pub peer_timeout: Duration,
     /// On a cluster: where this bridge is.
@@ -165,6 +167,8 @@ pub struct Bridge {
 #[derive(Debug)]
 struct HomeOrFar {
     template: SessionSettings,
+    /// The greatest number of sessions.
+    peers: usize,
     metrics: Metrics,
     outlet: OnceLock<Arc<dyn Outlet>>,
     stop: AtomicBool,
@@ -230,6 +234,7 @@ impl Bridge {
             };
             let end = Arc::new(HomeOrFar {
                 template,
+                peers: config.peers,
                 metrics: metrics.clone(),
                 outlet: OnceLock::new(),
                 stop: AtomicBool::default(),
@@ -340,7 +345,7 @@ impl HomeOrFar {
         // One ends when its node is silent for long.
         sessions.retain(|_, running| !running.thread.is_finished());
         // A frame in another thread may have begun it.
-        if sessions.len() >= MAX_SEATS && !sessions.contains_key(node) {
+        if sessions.len() >= self.peers && !sessions.contains_key(node) {
             return self.make_room(&sessions, node);
         }
         let begun = self.begin(&mut sessions, node, identity, None);
@@ -390,7 +395,8 @@ impl HomeOrFar {
             Some((_, running)) => running.stop(),
             None if self.may_log() => error!(
                 node,
-                "link {} has {} far nodes that answer, as many as it can have: stop one of their bridges, or use another link",
+                "refused: link {} has {} far nodes, as many as this bridge may have (--peers, the chart's bridge.peers): allow more, at most \
+                 {MAX_SEATS}, or stop the bridge of another node",
                 self.template.link,
                 sessions.len()
             ),
@@ -618,6 +624,7 @@ mod tests {
             dir: dir.path().to_owned(),
             links: vec!["fronthaul".parse().unwrap()],
             node: String::new(),
+            peers: 3,
             peer_timeout: Duration::ZERO,
             cluster: None,
             versions: VERSIONS,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{CommandFactory, Parser};
 use prometheus_client::registry::Registry;
+use shmesh::MAX_SEATS;
 use shmesh::config::LinkName;
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
 use shmesh_bridge::certificates::Certificates;
@@ -64,6 +65,10 @@ struct Args {
     /// Bridges of other groups do not carry these links
     #[arg(long, default_value = "default", value_name = "NAME")]
     group: String,
+
+    /// Far nodes of each link at most, for --listen: others are refused while these are there. Each needs memory for messages
+    #[arg(long, default_value_t = MAX_SEATS as u64, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=MAX_SEATS as u64))]
+    peers: u64,
 
     /// Seconds of silence after which the other side's programs count as gone, until it answers again
     #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -152,6 +157,7 @@ fn run(args: &Args) -> Result<()> {
         dir: args.dir.clone(),
         links: args.links.clone(),
         node,
+        peers: usize::try_from(args.peers)?,
         peer_timeout: Duration::from_secs(args.peer_timeout),
         cluster,
         versions: VERSIONS,

@@ -45,7 +45,8 @@ const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 /// How long a full ring holds up a post that is behind its messages.
 const POST_AFTER: Duration = Duration::from_millis(20);
-/// After how many times the limit of silence the session of a far node ends, if nothing is kept for it.
+/// After how many times the limit of silence the session of a far node ends, if nothing is kept for it; whatever is, it then makes room
+/// for another node.
 const FORGOTTEN_AFTER: u32 = 60;
 /// The same if messages are kept for it.
 const GIVEN_UP_AFTER: u32 = 720;
@@ -335,7 +336,7 @@ impl PeerSession {
         }
     }
 
-    /// How long the other side has been silent, if it counts as gone and the session holds nothing for it.
+    /// How long the other side has been silent, if it counts as gone and the session holds nothing for it, or it has been silent for long.
     pub fn spare_for(&self) -> Option<Duration> {
         self.state.try_lock().ok()?.as_ref()?.spare_for()
     }
@@ -597,7 +598,8 @@ impl SessionState {
 
     fn spare_for(&self) -> Option<Duration> {
         let silence = self.silence();
-        let is_spare = self.attached.is_none() && self.is_empty() && silence >= self.settings.peer_timeout;
+        let patience = if self.is_empty() { 1 } else { FORGOTTEN_AFTER };
+        let is_spare = self.attached.is_none() && silence >= self.settings.peer_timeout * patience;
         is_spare.then_some(silence)
     }
 
@@ -1417,6 +1419,32 @@ mod tests {
         assert!(inbox.pop(700).is_some());
         fill();
         assert_eq!(inbox.lock().frames.len(), 2, "one is with the session");
+    }
+
+    #[test]
+    fn silent_node_makes_room_later_if_messages_are_kept_for_it() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let settings = SessionSettings {
+            end: BridgeEnd::Home,
+            dir: dir.path().to_owned(),
+            link: "fronthaul".parse().unwrap(),
+            node: "edge".to_owned(),
+            peer_timeout: Duration::from_millis(100),
+            file_mode: 0o600,
+            versions: VERSIONS,
+            identity: None,
+        };
+        let outlet = MemoryEngine::new(|| Fate::Lost).open_home("fronthaul", Arc::new(|_, _| {})).unwrap();
+        let session = PeerSession::new(settings, Arc::from(outlet), BridgeCounts::default()).unwrap();
+        let change = |change: &dyn Fn(&mut SessionState)| {
+            change(session.lock().as_mut().unwrap());
+            session.spare_for().is_some()
+        };
+        assert!(change(&|state| state.started -= Duration::from_secs(1)));
+        assert!(!change(&|state| {
+            state.sender.add(ItemHead::new(ItemKind::Post, 0), |_| ());
+        }));
+        assert!(change(&|state| state.started -= state.settings.peer_timeout * FORGOTTEN_AFTER));
     }
 
     /// While the session's thread is busy, a sender that ignores the limits fills no more memory than a sender that follows them.

@@ -92,6 +92,7 @@ fn args(plan: &Plan<'_>, bridge: &BridgePlan) -> Vec<String> {
     }
     if bridge.side == Side::Primary {
         args.push(format!("--listen=quic/{}:{BRIDGE_PORT}", plan.config.sidecar.admin_address));
+        args.push(format!("--peers={}", plan.config.bridge.peers));
     }
     args.push(format!("--group={}/{namespace}", plan.config.bridge.cluster));
     args.push(format!("--cluster-node=$({NODE_VARIABLE})"));

@@ -104,7 +104,7 @@ pub struct InjectedBridge {
     pub cpu: String,
     /// Memory limit in addition to the memory of replicas and of the messages that bridges hold.
     pub memory: Bytes,
-    /// Far nodes of one link for which the memory limit of a primary's bridge has room.
+    /// Far nodes of one link that a primary's bridge admits, and for which its memory limit has room.
     #[schemars(range(min = 1, max = 64))]
     pub peers: u32,
     /// Port for probes and metrics.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use shmesh::config::LinkConfig;
-use shmesh::{LinkOptions, Side};
+use shmesh::{LinkOptions, MAX_SEATS, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, Metrics};
 use shmesh_bridge::certificates::CertificateCounts;
 use shmesh_bridge::frame::VERSIONS;
@@ -49,6 +49,7 @@ fn connections(place: impl FnOnce(Vec<(String, String)>) -> NetworkPlace) -> usi
             dir: dir.path().to_owned(),
             links: LINKS.map(|link| link.parse().unwrap()).to_vec(),
             node: "edge".to_owned(),
+            peers: MAX_SEATS,
             peer_timeout: Duration::from_secs(10),
             versions: VERSIONS,
             cluster: None,

@@ -133,6 +133,7 @@ fn config_of(end: BridgeEnd, dir: &Path, node: &str) -> BridgeConfig {
         dir: dir.to_path_buf(),
         links: vec!["fronthaul".parse().unwrap()],
         node: node.to_owned(),
+        peers: MAX_SEATS,
         peer_timeout: PEER_TIMEOUT,
         cluster: None,
         versions: VERSIONS,
@@ -949,6 +950,24 @@ fn silent_nodes_make_room() {
     (0..30).for_each(|number| send(&mac, number));
     (0..30).for_each(|number| receive(&phy, number));
     far.stop();
+    home.stop();
+}
+
+#[test]
+fn no_more_nodes_than_allowed_get_a_session() {
+    let machines = Machines::new(0);
+    let peer_timeout = Duration::from_secs(600);
+    let config =
+        BridgeConfig { peers: 1, peer_timeout, ..config_of(BridgeEnd::Home, machines.home.path(), "") };
+    let home = machines.start(&config);
+    let [first, second] = ["first", "second"].map(|node| HandMadeEnd::far(&machines, node));
+    first.begin(&first_status(7, 7));
+    second.put(first_status(9, 9).encode(1));
+    let greeting = second.status(|status| status.to == 9);
+    // This engine returns when the bridge has dealt with it.
+    second.put(Status { to: greeting.instance, ..first_status(9, 9) }.encode(1));
+    let nodes = far_nodes(machines.home.path(), &"fronthaul".parse().unwrap()).unwrap();
+    assert_eq!(nodes.into_iter().map(|node| node.node).collect::<Vec<_>>(), ["first"]);
     home.stop();
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use shmesh::MAX_SEATS;
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
 use shmesh_bridge::engine::{Engine, Fate, MemoryEngine};
 use shmesh_bridge::frame::VERSIONS;
@@ -29,6 +30,7 @@ fn far(dir: &tempfile::TempDir, engine: &dyn Engine, metrics: &Metrics) -> Bridg
         dir: dir.path().to_owned(),
         links: vec!["fronthaul".parse().unwrap()],
         node: "worker-1.0".to_owned(),
+        peers: MAX_SEATS,
         peer_timeout: Duration::from_secs(10),
         versions: VERSIONS,
         cluster: Some(ClusterPlace { place: "worker-1.0".to_owned(), near: Vec::new() }),

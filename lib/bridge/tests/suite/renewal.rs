@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-use shmesh::{Link, LinkOptions, PeerEvent, Side};
+use shmesh::{Link, LinkOptions, MAX_SEATS, PeerEvent, Side};
 use shmesh_bridge::bridge::{Bridge, BridgeConfig, ClusterPlace, Metrics};
 use shmesh_bridge::certificates::Certificates;
 use shmesh_bridge::frame::VERSIONS;
@@ -116,6 +116,7 @@ impl Pod {
             links: vec!["fronthaul".parse().unwrap()],
             node: node.to_owned(),
             // A connection takes long on a busy machine; how long a silence may be is tested elsewhere.
+            peers: MAX_SEATS,
             peer_timeout: Duration::from_secs(60),
             versions: VERSIONS,
             cluster: Some(ClusterPlace { place: node.to_owned(), near: vec!["fronthaul".parse().unwrap()] }),

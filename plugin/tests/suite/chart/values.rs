@@ -256,7 +256,7 @@ struct BridgeValues {
     cpu: Option<Quantity>,
     /// Memory limit in addition to the memory of replicas and of the messages that bridges hold.
     memory: Option<Quantity>,
-    /// Far nodes of one link for which the memory limit of a primary's bridge has room.
+    /// Far nodes of one link that a primary's bridge admits, and for which its memory limit has room.
     #[schemars(range(min = 1, max = 64))]
     peers: Option<u32>,
     /// Port of probes and metrics.
