@@ -50,7 +50,7 @@ pub(crate) struct BridgePlan {
     pub(crate) side: Side,
     /// Bytes of the replicas, which the bridge of the secondary's pod makes: files, whatever has the memory of the links.
     pub(crate) replicas: u64,
-    /// Bytes of the messages that the bridge holds at most.
+    /// Bytes of the frames that the bridge holds at most, and of the buffers for the next ones.
     pub(crate) held: u64,
 }
 
@@ -65,19 +65,23 @@ impl BridgePlan {
 const BRIDGE_WINDOW: u64 = 256;
 /// Bytes from which on it takes no further one: `MAX_BYTES` of its `stream.rs`.
 const BRIDGE_WINDOW_BYTES: u64 = 32 << 20;
+/// Bytes of one message besides its parts: `ITEM_HEAD_BYTES` of its `frame.rs` and `FRAME_OVERHEAD` of its `stream.rs`.
+const BRIDGE_MESSAGE_BYTES: u64 = 53 + 64;
+/// Bytes of one far node besides messages: `STATUSES_BYTES` of its `session.rs` and `SPARE_BYTES` of its `stream.rs`.
+const BRIDGE_NODE_BYTES: u64 = (32 << 10) + (2 << 20);
 
-/// Returns the bytes of a link's messages that the bridge holds at most, in both directions, with so many far nodes at the primary. The
+/// Returns the bytes of a link's frames that the bridge holds at most, in both directions, with so many far nodes at the primary. The
 /// bridge's `set_limits` in `session.rs` has the same sum for what it receives, wherever it waits.
 fn held_bytes(link: &PodLink, nodes: u32) -> u64 {
     let config = &link.config;
     let size = |pool: PoolId| u64::from(config.pool(pool).buf_size_bytes);
     let data = PoolId::ALL.into_iter().filter(|pool| *pool != PoolId::CpuMsg).map(size).max();
-    let largest = size(PoolId::CpuMsg).saturating_add(data.unwrap_or(0));
+    let largest = size(PoolId::CpuMsg).saturating_add(data.unwrap_or(0)).saturating_add(BRIDGE_MESSAGE_BYTES);
     let messages = u64::from(config.ring_len.next_power_of_two()).min(BRIDGE_WINDOW);
     let is_single = config.ring_mode == RingMode::Spsc || config.receivers == Receivers::One;
     let nodes = if link.side == Side::Secondary || is_single { 1 } else { u64::from(nodes) };
     let of_node = messages.saturating_mul(largest).min(BRIDGE_WINDOW_BYTES.saturating_add(largest));
-    of_node.saturating_mul(2 * nodes)
+    of_node.saturating_mul(2).saturating_add(BRIDGE_NODE_BYTES).saturating_mul(nodes)
 }
 
 /// Memory that a sidecar reserves.
