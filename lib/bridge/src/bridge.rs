@@ -102,6 +102,13 @@ impl Metrics {
         );
     }
 
+    /// Exports no counters of this session any longer.
+    fn forget(&self, labels: &SessionLabels) {
+        for family in [&self.sent, &self.received, &self.lost, &self.again, &self.refused] {
+            family.remove(labels);
+        }
+    }
+
     fn of(&self, link: &LinkName, node: &str, connected: ConnectedGauge) -> BridgeCounts {
         let labels = labels(link, node);
         BridgeCounts {
@@ -431,12 +438,19 @@ impl HomeOrFar {
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);
         let connected = connected.unwrap_or_else(|| self.connected_gauge(node));
         let counts = self.metrics.of(&settings.link, node, connected);
-        let session = Arc::new(PeerSession::new(settings, outlet, counts)?);
+        let (labels, metrics) = (labels(&settings.link, node), self.metrics.clone());
+        let session = Arc::new(PeerSession::new(settings, Arc::clone(&outlet), counts)?);
         let running = Arc::clone(&session);
         let name = format!("{}:{node}", self.template.link);
         let stop: Arc<AtomicBool> = Arc::default();
         let of_session = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name(name).spawn(move || running.run(&of_session));
+        let node_name = node.to_owned();
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            if running.run(&of_session) {
+                metrics.forget(&labels);
+                outlet.forget(&node_name);
+            }
+        });
         let thread = thread.context("cannot start a thread")?;
         sessions.insert(node.to_owned(), SessionThread { session: Arc::clone(&session), stop, thread });
         Ok(session)

@@ -71,6 +71,9 @@ pub trait Outlet: fmt::Debug + Send + Sync {
     /// # Errors
     /// The engine has ended.
     fn put_or_drop(&self, node: &str, frame: &SentFrame) -> Result<()>;
+
+    /// Drops what is kept for sending to this node. It may wait.
+    fn forget(&self, _node: &str) {}
 }
 
 /// The way of a frame in an engine for tests.

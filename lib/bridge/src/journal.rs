@@ -12,7 +12,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -53,13 +53,15 @@ impl Journal {
     /// The file cannot be opened or mapped, or another bridge uses it.
     pub fn open(path: &Path) -> io::Result<(Self, Past)> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o644).open(path)?;
-        file.try_lock().map_err(|_| {
-            io::Error::new(
-                io::ErrorKind::WouldBlock,
-                "another bridge of this link and node uses it; stop that one first",
-            )
-        })?;
+        options.read(true).write(true).create(true).truncate(false).mode(0o644);
+        let in_use = "another bridge of this link and node uses it; stop that one first";
+        let file = options.open(path)?;
+        file.try_lock().map_err(|_| io::Error::new(io::ErrorKind::WouldBlock, in_use))?;
+        // Another bridge may have removed it before it was locked.
+        let number = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        if std::fs::metadata(path).map(number).ok() != Some(number(file.metadata()?)) {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, in_use));
+        }
         // Of an earlier release it may be shorter, and of a later one longer: words are only added at its end.
         if file.metadata()?.len() < BYTES {
             file.set_len(BYTES)?;
@@ -85,6 +87,12 @@ impl Journal {
         }
         journal.done(past.delivered);
         Ok((journal, past))
+    }
+
+    /// Whether no message was ever sent, received or missed: the next process needs none of the numbers.
+    pub fn is_unused(&self) -> bool {
+        let words = [Word::Taken, Word::Epoch, Word::Sent, Word::Received, Word::Lost];
+        words.into_iter().all(|word| self.word(word).load(Ordering::Relaxed) == 0)
     }
 
     fn word(&self, word: Word) -> &AtomicU64 {
@@ -243,6 +251,26 @@ mod tests {
         journal.not_delivered(12);
         drop(journal);
         assert_eq!(Journal::open(&path).unwrap().1.delivered, 11);
+    }
+
+    #[test]
+    fn journal_is_used_as_soon_as_there_is_something_to_count() {
+        let uses: [fn(&Journal); 5] = [
+            |journal| journal.taking(1),
+            |journal| journal.set_base(5, 40),
+            |journal| journal.sent(8),
+            |journal| journal.received(8),
+            |journal| journal.lost(1),
+        ];
+        for use_it in uses {
+            let dir = tempfile::tempdir().unwrap();
+            let (journal, _) = Journal::open(&dir.path().join("journal")).unwrap();
+            journal.begin_sent_stream(7);
+            journal.begin_received_stream(8, 10);
+            assert!(journal.is_unused());
+            use_it(&journal);
+            assert!(!journal.is_unused());
+        }
     }
 
     #[test]

@@ -346,10 +346,13 @@ impl PeerSession {
         self.inbox.wake();
     }
 
-    /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds.
-    pub fn run(&self, stop: &AtomicBool) {
+    /// Carries messages until `stop`, and then until what was taken has arrived, for at most five seconds. Returns whether the far node
+    /// is gone and nothing is left of it, not even its journal, because no message was ever sent or received.
+    pub fn run(&self, stop: &AtomicBool) -> bool {
         loop {
-            let Some((timeout, waiter)) = self.step(stop) else { return };
+            let Some((timeout, waiter)) = self.step(stop) else {
+                return self.lock().take().is_some_and(SessionState::remove_unused_journal);
+            };
             match waiter {
                 None => self.inbox.wait(timeout),
                 Some(waiter) => {
@@ -366,12 +369,7 @@ impl PeerSession {
 
     /// In a function of its own, so that the lock is free while the thread waits.
     fn step(&self, stop: &AtomicBool) -> Option<(Duration, Option<Arc<Waiter>>)> {
-        let mut state = self.lock();
-        let next = state.as_mut()?.step(stop);
-        if next.is_none() {
-            *state = None;
-        }
-        next
+        self.lock().as_mut()?.step(stop)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<SessionState>> {
@@ -585,6 +583,13 @@ impl SessionState {
         self.settings.end == BridgeEnd::Home
             && self.attached.is_none()
             && self.silence() > self.settings.peer_timeout * patience
+    }
+
+    /// Removes the journal of a far node that counts as gone, if nothing is counted in it: nodes with ever new names leave nothing.
+    fn remove_unused_journal(self) -> bool {
+        let is_gone = self.settings.end == BridgeEnd::Home && self.silence() >= self.settings.peer_timeout;
+        // Locked until the file is gone.
+        is_gone && self.journal.is_unused() && std::fs::remove_file(self.settings.journal()).is_ok()
     }
 
     fn silence(&self) -> Duration {

@@ -277,6 +277,12 @@ impl Outlet for ZenohOutlet {
             .wait()
             .map_err(|error| anyhow!("{error}"))
     }
+
+    fn forget(&self, node: &str) {
+        // Undeclared when the lock is free.
+        let publisher = lock(&self.publishers).by_node.remove(node);
+        drop(publisher);
+    }
 }
 
 impl ZenohOutlet {

@@ -949,6 +949,12 @@ fn silent_nodes_make_room() {
     let mac = machines.attach();
     (0..30).for_each(|number| send(&mac, number));
     (0..30).for_each(|number| receive(&phy, number));
+    // The one whose place it has got left nothing.
+    let nodes = far_nodes(machines.home.path(), &"fronthaul".parse().unwrap()).unwrap();
+    assert_eq!(nodes.len(), MAX_SEATS);
+    let text = machines.metrics_text();
+    let sent = text.lines().filter(|line| line.starts_with("shmesh_bridge_messages_sent_total{"));
+    assert_eq!(sent.count(), MAX_SEATS, "{text}");
     far.stop();
     home.stop();
 }
