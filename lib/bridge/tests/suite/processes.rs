@@ -3,10 +3,11 @@
 
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -59,9 +60,18 @@ impl Drop for BridgeProcess {
     }
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, for TCP and for UDP. The kernel gives none below 32768 to programs that ask for any, so no other test
+/// gets it while a bridge is restarted.
 pub(crate) fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    static DRAWN: Mutex<u32> = Mutex::new(0);
+    loop {
+        let mut drawn = DRAWN.lock().unwrap();
+        *drawn += 1;
+        let address = format!("127.0.0.1:{}", 10_000 + (std::process::id() * 101 + *drawn) % 20_000);
+        if TcpListener::bind(&address).is_ok() && UdpSocket::bind(&address).is_ok() {
+            return address;
+        }
+    }
 }
 
 fn address(protocol: &str) -> String {
