@@ -588,8 +588,11 @@ impl SessionState {
     /// Removes the journal of a far node that counts as gone, if nothing is counted in it: nodes with ever new names leave nothing.
     fn remove_unused_journal(self) -> bool {
         let is_gone = self.settings.end == BridgeEnd::Home && self.silence() >= self.settings.peer_timeout;
+        // What the node has sent and no program has received counts as lost if the node returns without it.
+        let has_sent = self.other.as_ref().is_some_and(|other| other.status.next > 1);
+        let is_unused = self.is_empty() && !has_sent && self.journal.is_unused();
         // Locked until the file is gone.
-        is_gone && self.journal.is_unused() && std::fs::remove_file(self.settings.journal()).is_ok()
+        is_gone && is_unused && std::fs::remove_file(self.settings.journal()).is_ok()
     }
 
     fn silence(&self) -> Duration {
@@ -1426,9 +1429,8 @@ mod tests {
         assert_eq!(inbox.lock().frames.len(), 2, "one is with the session");
     }
 
-    #[test]
-    fn silent_node_makes_room_later_if_messages_are_kept_for_it() {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    /// A session with a far node, from which no status has come.
+    fn home_session(dir: &tempfile::TempDir) -> PeerSession {
         let settings = SessionSettings {
             end: BridgeEnd::Home,
             dir: dir.path().to_owned(),
@@ -1440,7 +1442,26 @@ mod tests {
             identity: None,
         };
         let outlet = MemoryEngine::new(|| Fate::Lost).open_home("fronthaul", Arc::new(|_, _| {})).unwrap();
-        let session = PeerSession::new(settings, Arc::from(outlet), BridgeCounts::default()).unwrap();
+        PeerSession::new(settings, Arc::from(outlet), BridgeCounts::default()).unwrap()
+    }
+
+    #[test]
+    fn journal_stays_if_the_node_has_sent_messages() {
+        for (next, is_removed) in [(1, true), (2, false)] {
+            let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+            let session = home_session(&dir);
+            let mut state = session.lock().take().unwrap();
+            let heard = Instant::now() - state.settings.peer_timeout;
+            state.other = Some(Other { status: Status { next, ..Status::new(VERSIONS, 1, 2) }, heard });
+            let journal = state.settings.journal();
+            assert_eq!((state.remove_unused_journal(), !journal.exists()), (is_removed, is_removed));
+        }
+    }
+
+    #[test]
+    fn silent_node_makes_room_later_if_messages_are_kept_for_it() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let session = home_session(&dir);
         let change = |change: &dyn Fn(&mut SessionState)| {
             change(session.lock().as_mut().unwrap());
             session.spare_for().is_some()

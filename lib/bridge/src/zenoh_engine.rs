@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow};
 use bytes::Bytes;
 use zenoh::bytes::ZBytes;
 use zenoh::pubsub::{Publisher, Subscriber};
-use zenoh::qos::CongestionControl;
+use zenoh::qos::{CongestionControl, Priority};
 use zenoh::sample::SampleKind;
 use zenoh::{Session, Wait};
 
@@ -272,7 +272,9 @@ impl Outlet for ZenohOutlet {
     fn put_or_drop(&self, node: &str, frame: &SentFrame) -> Result<()> {
         let session = self.connection.session();
         let put = session.put(format!("{}/{node}", self.prefix), &frame[..]);
+        // Messages have a queue of their own, behind which this one would wait.
         put.congestion_control(CongestionControl::Drop)
+            .priority(Priority::InteractiveHigh)
             .express(true)
             .wait()
             .map_err(|error| anyhow!("{error}"))
