@@ -6,6 +6,7 @@ the reason. Two are too large to be fetched: `SHMESH_TORCH` is a Python with tor
 `basic_publisher` and `basic_subscriber`, where every user may run them. docs/from-hostipc.md has the results.
 """
 
+import fcntl
 import os
 import shutil
 import signal
@@ -76,14 +77,18 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = Path(os.environ.get("SHMESH_PROGRAMS", Path(__file__).parents[3] / "target/python/programs"))
     python = place / "venv/bin/python"
     stamp = place / "packages"
-    if not stamp.exists() or stamp.read_text() != "\n".join(PACKAGES):
-        base = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-        shutil.rmtree(place, ignore_errors=True)
-        for command in ([base, "-m", "venv", str(place / "venv")], [str(python), "-m", "pip", "install", "-q", *PACKAGES]):
-            ran = subprocess.run(command, capture_output=True, text=True)
-            if ran.returncode != 0:
-                pytest.skip(f"{' '.join(command)}: {ran.stderr}")
-        stamp.write_text("\n".join(PACKAGES))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # Tests run in several processes, each of which would make it.
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != "\n".join(PACKAGES):
+            base = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+            shutil.rmtree(place, ignore_errors=True)
+            for command in ([base, "-m", "venv", str(place / "venv")], [str(python), "-m", "pip", "install", "-q", *PACKAGES]):
+                ran = subprocess.run(command, capture_output=True, text=True)
+                if ran.returncode != 0:
+                    pytest.skip(f"{' '.join(command)}: {ran.stderr}")
+            stamp.write_text("\n".join(PACKAGES))
     return str(python)
 
 
