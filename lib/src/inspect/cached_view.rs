@@ -53,7 +53,7 @@ impl CachedView {
 }
 
 #[cfg(test)]
-#[cfg(not(miri))]
+#[cfg(not(any(loom, miri)))]
 mod tests {
     use std::fs;
 
