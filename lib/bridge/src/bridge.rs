@@ -489,7 +489,7 @@ impl HomeOrFar {
         let primaries = self.metrics.primaries.get_or_create_owned(&of_link);
         let mut complaint = String::new();
         let mut check = PrimariesCheck::default();
-        // That of the session. It is exported without a session, too, where one would be carried if the other side answered.
+        // The session has the same gauge. It is also exported while there is no session, if the link could be carried.
         let mut connected = None;
         while !self.stop.load(Ordering::Acquire) {
             let mut interval = CHECK_INTERVAL;

@@ -499,7 +499,7 @@ fn wrong_command_lines_are_refused_with_a_remedy() {
     );
 }
 
-/// How often the threads of a bridge have slept, without those of Zenoh, and all of them.
+/// The number of times that a bridge's own threads have slept, and that all of its threads have.
 fn sleeps(bridge: &BridgeProcess) -> [u64; 2] {
     let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
     let mut sums = [0; 2];
