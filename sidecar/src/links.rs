@@ -3,8 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use shmesh::{LinkHost, LinkOptions, MAX_SEATS, Participant, RecoveryStats, SeatI
 use shmesh_daemon::descriptor::watched;
 use shmesh_daemon::readiness::{Latch, Readiness};
 use shmesh_proto::broker::Attached;
-use shmesh_sys::file::set_nonblocking;
+use shmesh_sys::file::{FileAtPath, set_nonblocking};
 use shmesh_sys::{sigbus, socket};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, Semaphore};
@@ -46,7 +45,7 @@ pub(crate) struct KeptLink {
     /// The answer to `Attach`, and its descriptors.
     pub(crate) attached: Attached,
     pub(crate) fds: Vec<Arc<OwnedFd>>,
-    files: Vec<LinkFile>,
+    files: Vec<FileAtPath>,
 }
 
 impl KeptLink {
@@ -59,30 +58,7 @@ impl KeptLink {
     fn look(&self) -> Option<String> {
         let changed = || self.files.iter().find(|file| !file.is_unchanged());
         self.damage()
-            .or_else(|| Some(format!("{} was removed, replaced or truncated", changed()?.path.display())))
-    }
-}
-
-/// A file as it was when the link was kept.
-#[derive(Debug)]
-struct LinkFile {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-    len: u64,
-}
-
-impl LinkFile {
-    fn of(path: PathBuf) -> Option<Self> {
-        let found = std::fs::symlink_metadata(&path).ok()?;
-        Some(Self { device: found.dev(), inode: found.ino(), len: found.len(), path })
-    }
-
-    fn is_unchanged(&self) -> bool {
-        let found = Self::of(self.path.clone());
-        found.is_some_and(|found| {
-            (found.device, found.inode, found.len) == (self.device, self.inode, self.len)
-        })
+            .or_else(|| Some(format!("{} was removed, replaced or truncated", changed()?.path().display())))
     }
 }
 
@@ -338,7 +314,7 @@ fn keep(options: &LinkOptions, link: &LinkConfig) -> Result<KeptLink> {
     let fds = fds.with_context(|| format!("link {}: cannot copy its descriptors", link.name))?;
     let view = host.view();
     // A link whose memory has no names exists here alone, and is not given up because of a file.
-    let files = host.files().into_iter().filter_map(LinkFile::of).collect();
+    let files = host.files().iter().filter_map(|path| FileAtPath::at(path).ok()).collect();
     Ok(KeptLink { view, host, attached, fds, files })
 }
 

@@ -106,8 +106,8 @@ pub fn open(path: &Path, write: bool) -> io::Result<File> {
 
 /// The file at a path, to notice that the path leads to another file, or the file has another size.
 ///
-/// Inodes of removed files are used again, on some file systems at once. So [`opened`](Self::opened) is right only while the file is open
-/// or mapped; [`bound`](Self::bound) compares times, too.
+/// Inodes of removed files are used again, on some file systems at once. So [`opened`](Self::opened) and [`at`](Self::at) are right only
+/// while the file is open or mapped; [`bound`](Self::bound) compares times, too.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -136,13 +136,15 @@ impl FileAtPath {
     /// # Errors
     /// The error of `fstat(2)`.
     pub fn opened(file: &File, path: &Path) -> io::Result<Self> {
-        let found = file.metadata()?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            inode: (found.dev(), found.ino()),
-            len: found.len(),
-            changed: None,
-        })
+        Ok(Self::of(path, &file.metadata()?))
+    }
+
+    /// The file that is at the path now, and is open or mapped already.
+    ///
+    /// # Errors
+    /// The error of `lstat(2)`.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self::of(path, &std::fs::symlink_metadata(path)?))
     }
 
     /// The socket that is bound to the path.
@@ -151,12 +153,17 @@ impl FileAtPath {
     /// The error of `lstat(2)`.
     pub fn bound(path: &Path) -> io::Result<Self> {
         let found = std::fs::symlink_metadata(path)?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            inode: (found.dev(), found.ino()),
-            len: found.len(),
-            changed: Some((found.ctime(), found.ctime_nsec())),
-        })
+        Ok(Self { changed: Some((found.ctime(), found.ctime_nsec())), ..Self::of(path, &found) })
+    }
+
+    fn of(path: &Path, found: &std::fs::Metadata) -> Self {
+        Self { path: path.to_path_buf(), inode: (found.dev(), found.ino()), len: found.len(), changed: None }
+    }
+
+    /// The path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether the path still leads to the file, with the same size.
