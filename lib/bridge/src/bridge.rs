@@ -15,6 +15,7 @@ use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use prometheus_client::registry::Registry;
 use shmesh::MAX_SEATS;
 use shmesh::config::LinkName;
+use shmesh::inspect::far_node_file;
 use shmesh_daemon::log_limit::LogLimit;
 use tracing::{debug, error, info};
 
@@ -335,7 +336,7 @@ impl HomeOrFar {
             BridgeEnd::Far if node == self.template.node => None,
             BridgeEnd::Far => return,
             BridgeEnd::Home if check_node(node).is_err() => return,
-            BridgeEnd::Home if self.settings_of(node).journal().exists() => None,
+            BridgeEnd::Home if far_node_file(&self.template.dir, &self.template.link, node).exists() => None,
             BridgeEnd::Home => {
                 let identity = self.identity_of(node);
                 if !status.as_ref().is_ok_and(|status| status.to == identity.instance) {
@@ -377,10 +378,7 @@ impl HomeOrFar {
         let version = own.common(others).unwrap_or_else(|| {
             self.metrics.refused.get_or_create_owned(&labels(&self.template.link, "")).inc();
             if self.may_log() {
-                error!(
-                    node,
-                    "the bridge of this node has {others} of the protocol, and this one {own}: upgrade the older one, one release at a time"
-                );
+                error!(node, "{}", own.remedy(others));
             }
             own.lowest
         });
@@ -432,7 +430,7 @@ impl HomeOrFar {
     ) -> Result<Arc<PeerSession>> {
         // At the start of a far node, a frame may have been first.
         if let Some(running) = sessions.get(node) {
-            return Ok(Arc::clone(&running.session));
+            return Ok(running.session());
         }
         let settings = SessionSettings { identity, ..self.settings_of(node) };
         let outlet = Arc::clone(self.outlet.get().context("the bridge is still starting")?);

@@ -35,6 +35,14 @@ impl ProtocolVersions {
         let highest = self.highest.min(other.highest);
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
+
+    /// Says how to mend that a bridge has no version in common with this one.
+    #[must_use]
+    pub fn remedy(self, other: Self) -> String {
+        format!(
+            "the other bridge has {other} of the protocol, and this one {self}: upgrade the older one, one release at a time"
+        )
+    }
 }
 
 impl fmt::Display for ProtocolVersions {

@@ -45,8 +45,8 @@ const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 /// How long a full ring holds up a post that is behind its messages.
 const POST_AFTER: Duration = Duration::from_millis(20);
-/// After how many times the limit of silence the session of a far node ends, if nothing is kept for it; whatever is, it then makes room
-/// for another node.
+/// After how many times the limit of silence the session of a far node ends, if nothing is kept for it. If messages are, it then makes
+/// room for another node.
 const FORGOTTEN_AFTER: u32 = 60;
 /// The same if messages are kept for it.
 const GIVEN_UP_AFTER: u32 = 720;
@@ -141,9 +141,10 @@ impl FrameInbox {
     /// of statuses free: these say which messages have arrived, and that the other side is there.
     fn add(&self, frame: Vec<u8>) -> bool {
         let mut state = self.lock();
-        let before =
-            if is_item(&frame) { state.item_bytes + state.waiting_bytes } else { state.status_bytes };
-        let limit = if is_item(&frame) { state.limit } else { STATUSES_BYTES };
+        let (before, limit) = match is_item(&frame) {
+            true => (state.item_bytes + state.waiting_bytes, state.limit),
+            false => (state.status_bytes, STATUSES_BYTES),
+        };
         let is_added = before + weight(&frame) <= limit;
         if is_added {
             *state.bytes_of(&frame) += weight(&frame);
@@ -257,7 +258,7 @@ pub struct SessionIdentity {
 }
 
 impl SessionSettings {
-    pub(crate) fn journal(&self) -> PathBuf {
+    fn journal(&self) -> PathBuf {
         far_node_file(&self.dir, &self.link, &self.node)
     }
 }
@@ -639,9 +640,7 @@ impl SessionState {
         let own = self.settings.versions;
         let Some(version) = own.common(others) else {
             self.counts.refused.inc();
-            self.complain(format!(
-                "the other bridge has {others} of the protocol, and this one {own}: upgrade the older one, one release at a time"
-            ));
+            self.complain(own.remedy(others));
             return false;
         };
         // It may have waited for a status that it can read.
@@ -1430,26 +1429,28 @@ mod tests {
     }
 
     /// A session with a far node, from which no status has come.
-    fn home_session(dir: &tempfile::TempDir) -> PeerSession {
+    fn home_session(dir: &tempfile::TempDir, peer_timeout: Duration, counts: BridgeCounts) -> PeerSession {
         let settings = SessionSettings {
             end: BridgeEnd::Home,
             dir: dir.path().to_owned(),
             link: "fronthaul".parse().unwrap(),
             node: "edge".to_owned(),
-            peer_timeout: Duration::from_millis(100),
+            peer_timeout,
             file_mode: 0o600,
             versions: VERSIONS,
             identity: None,
         };
         let outlet = MemoryEngine::new(|| Fate::Lost).open_home("fronthaul", Arc::new(|_, _| {})).unwrap();
-        PeerSession::new(settings, Arc::from(outlet), BridgeCounts::default()).unwrap()
+        PeerSession::new(settings, Arc::from(outlet), counts).unwrap()
     }
+
+    const SHORT: Duration = Duration::from_millis(100);
 
     #[test]
     fn journal_stays_if_the_node_has_sent_messages() {
         for (next, is_removed) in [(1, true), (2, false)] {
             let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-            let session = home_session(&dir);
+            let session = home_session(&dir, SHORT, BridgeCounts::default());
             let mut state = session.lock().take().unwrap();
             let heard = Instant::now() - state.settings.peer_timeout;
             state.other = Some(Other { status: Status { next, ..Status::new(VERSIONS, 1, 2) }, heard });
@@ -1461,7 +1462,7 @@ mod tests {
     #[test]
     fn silent_node_makes_room_later_if_messages_are_kept_for_it() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let session = home_session(&dir);
+        let session = home_session(&dir, SHORT, BridgeCounts::default());
         let change = |change: &dyn Fn(&mut SessionState)| {
             change(session.lock().as_mut().unwrap());
             session.spare_for().is_some()
@@ -1482,19 +1483,8 @@ mod tests {
         config.pools[PoolId::CpuMsg.index()] = PoolConfig { buf_size_bytes: 4096, pool_len: 64 };
         config.pools[PoolId::CpuData.index()] = PoolConfig { buf_size_bytes: 65_536, pool_len: 64 };
         let _link = LinkOptions::new().dir(dir.path()).create(&config).unwrap();
-        let settings = SessionSettings {
-            end: BridgeEnd::Home,
-            dir: dir.path().to_owned(),
-            link: config.name.clone(),
-            node: "edge".to_owned(),
-            peer_timeout: Duration::from_secs(10),
-            file_mode: 0o600,
-            versions: VERSIONS,
-            identity: None,
-        };
-        let outlet = MemoryEngine::new(|| Fate::Lost).open_home("fronthaul", Arc::new(|_, _| {})).unwrap();
         let counts = BridgeCounts::default();
-        let session = PeerSession::new(settings, Arc::from(outlet), counts.clone()).unwrap();
+        let session = home_session(&dir, Duration::from_secs(10), counts.clone());
         let frames = [item(4096), item(65_536), vec![0; 4096]];
         let flood = || {
             let refused = counts.refused.get();
