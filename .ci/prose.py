@@ -27,13 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 SUFFIXES = {".rs", ".md", ".yaml", ".yml", ".tpl", ".txt", ".py", ".json", ".h", ".c", ".sh", ".toml"}
 # Generated files, inputs of fuzz targets, and the words that this check looks for.
-SKIPPED = re.compile(r"/generated/|values\.schema\.json$|requirements\.txt$|install\.yaml$|^lib/fuzz/corpus/|/proptest-regressions/|^\.ci/prose")
+SKIPPED = re.compile(r"values\.schema\.json$|requirements\.txt$|install\.yaml$|^lib/fuzz/corpus/|/proptest-regressions/|^\.ci/prose")
 
 # (rule, path, text): findings that are right as they are. No longer than a screen.
 ALLOWED = [
     ("old name", r"docs/glossary\.md$", r"^\| (`|\*\*)"),  # its table of replaced names
     ("old name", r"docs/changelog\.md$", r""),  # says what was renamed
-    ("summary", r"/generated/", r""),
     ("type", r"^lib/proto/", r""),  # answers of the protocol are named for what was done
     ("type", r"^lib/sys/", r"struct (Awaited|Blocked|Lingering|Locked|Uncancelled)\b"),  # guards: what is so until they are dropped
 ]
@@ -77,7 +76,7 @@ COMPOUND = re.compile(r"\b(?:[A-Z][a-z0-9]+){2,}\b")
 VISIBLE = r"(?:pub(?:\([^)]*\))? )?"
 # An indented `type` is one of a trait's.
 DEFINITION = re.compile(rf"^(?:{VISIBLE}type| *{VISIBLE}(?:struct|enum|union|trait)) ([A-Z]\w*)", re.MULTILINE)
-NOT_PRODUCT = re.compile(r"(?:^|/)(?:tests?|benches|examples|fuzz|comparison|testing|proofs|generated)(?:/|\.rs$)|tests\.rs$|^e2e/")
+NOT_PRODUCT = re.compile(r"(?:^|/)(?:tests?|benches|examples|fuzz|comparison|testing|proofs)(?:/|\.rs$)|tests\.rs$|^e2e/")
 COMMENT = re.compile(r"^\s*(///|//!|//)( ?.*)$")
 
 

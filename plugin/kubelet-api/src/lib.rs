@@ -10,8 +10,7 @@
 //! | [`pluginregistration`] | `Registration` | a plugin, at a socket in [`PLUGINS_REGISTRY_DIR`] |
 //! | [`podresources`] | `PodResourcesLister` | the kubelet, at [`POD_RESOURCES_SOCKET`] |
 //!
-//! The code in `src/generated` is checked in, so building needs no `protoc`. `tests/suite` regenerates it from `proto/` in
-//! memory; if they differ, it updates the files and fails once.
+//! `build.rs` generates them from `proto`, without `protoc`.
 //!
 //! Clients and servers are generic over the transport. With tonic's `transport` feature, use `Endpoint::connect_with_connector`
 //! and `Server::serve_with_incoming` for unix sockets.
@@ -80,7 +79,7 @@ macro_rules! generated {
             reason = "generated"
         )]
         pub mod $name {
-            include!(concat!("generated/", $file));
+            include!(concat!(env!("OUT_DIR"), "/", $file));
         }
     };
 }
