@@ -22,7 +22,6 @@
 //! | `manifest.rs` | pods and pod templates in YAML and JSON documents |
 //! | `domain_claim.rs` | ResourceClaims for the links of pods |
 //! | `review.rs` | `AdmissionReview` |
-//! | `policy.rs` | admission policies in CEL: they replace the server for simple links, and check claims |
 //! | `certificate/` | the webhook's certificate |
 //! | `webhook/` | the HTTPS server |
 //! | `command.rs` | the subcommands `inject`, `claim` and `webhook` |
@@ -45,7 +44,6 @@ pub mod manifest;
 mod plan;
 mod pod;
 mod pod_claims;
-mod policy;
 mod preload;
 mod quantity;
 mod refusal;
@@ -62,9 +60,6 @@ pub use domain_claim::{ClaimKind, claims};
 pub use edit::Operation;
 pub use inject::{Injection, inject};
 pub use pod::SIDECAR;
-pub use policy::{
-    CLAIMS_POLICY, LABELS_POLICY, MEMORY_POLICY, POLICY, claims_policy, labels_policy, memory_policy, policy,
-};
 pub use quantity::bytes_of;
 pub use refusal::Refusal;
 pub use shmesh_sys::quantity::Bytes;

@@ -1,4 +1,4 @@
-//! The policies in CEL, interpreted: for what they support they give the pod that [`inject`] gives, and what they refuse has
+//! The chart's policies in CEL (`helm/policy`), interpreted: for what they support they give the pod that [`inject`] gives, and what they refuse has
 //! a message.
 //!
 //! The interpreter is `cel`; what Kubernetes adds to the language is added here: `quantity`, objects, and the two kinds of
@@ -12,7 +12,7 @@ use cel::common::ast::{EntryExpr, Expr, IdedEntryExpr, IdedExpr, LiteralValue, M
 use cel::{Context, Env, Program};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use shmesh_injector::{Bytes, Config, bytes_of, inject, labels_policy, memory_policy, policy};
+use shmesh_injector::{Bytes, Config, bytes_of, inject};
 
 /// Objects of Kubernetes are maps here.
 fn untyped(mut expr: IdedExpr) -> IdedExpr {
@@ -135,6 +135,14 @@ fn apply(target: &mut Value, name: &str, patch: Value) {
     }
 }
 
+/// The documents of a policy of the chart, with the values that its template fills in.
+fn documents(file: &str, marks: &[(&str, &str)]) -> Vec<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../helm/policy/");
+    let text = std::fs::read_to_string(format!("{path}{file}")).unwrap();
+    let text = marks.iter().fold(text, |text, (mark, value)| text.replace(mark, value));
+    serde_saphyr::from_multiple(&text).unwrap()
+}
+
 struct Policies {
     mutating: Value,
     validating: Vec<Value>,
@@ -142,8 +150,23 @@ struct Policies {
 
 impl Policies {
     fn of(config: &Config) -> Self {
-        let text = policy(config, "shmesh");
-        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let sidecar = &config.sidecar;
+        let (overhead, port) = (sidecar.memory.0.to_string(), sidecar.admin_port.to_string());
+        let documents = documents(
+            "policy.yaml",
+            &[
+                ("@DOMAIN@", &config.domain),
+                ("@NAMESPACE@", "shmesh"),
+                ("@IMAGE@", &sidecar.image),
+                ("@PULL@", &sidecar.image_pull_policy),
+                ("@OVERHEAD@", &overhead),
+                ("@CPU@", &sidecar.cpu),
+                ("@ADDRESS@", &sidecar.admin_address),
+                ("@PORT@", &port),
+                ("@LOG@", &sidecar.log),
+                ("@AGENT@", &config.agent_resource),
+            ],
+        );
         let of_kind = |kind: &str| -> Vec<Value> {
             documents.iter().filter(|document| document["kind"] == kind).cloned().collect()
         };
@@ -484,8 +507,8 @@ fn library_needs_the_webhook_or_injection_by_hand() {
 
 /// A ValidatingAdmissionPolicy of mode dra.
 fn claims_policy_named(name: &str) -> Value {
-    let text = shmesh_injector::claims_policy("shmesh.io", "shmesh", "shmesh-plugin");
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let marks = [("@DOMAIN@", "shmesh.io"), ("@NAMESPACE@", "shmesh"), ("@ACCOUNT@", "shmesh-plugin")];
+    let documents = documents("claims.yaml", &marks);
     let is_it = |one: &&Value| one["kind"] == "ValidatingAdmissionPolicy" && one["metadata"]["name"] == name;
     documents.iter().find(is_it).unwrap().clone()
 }
@@ -621,8 +644,8 @@ fn driver_writes_slices_of_its_own_node_only() {
 
 #[test]
 fn shared_memory_above_the_memory_limit_is_refused() {
-    let text = memory_policy("shmesh", "shmesh.io", "64Mi");
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let marks = [("@NAME@", "shmesh"), ("@DOMAIN@", "shmesh.io"), ("@UNIT@", "64Mi"), ("@ACTION@", "Deny")];
+    let documents = documents("memory.yaml", &marks);
     let policy = &documents[0];
     assert_eq!(documents[1]["spec"]["policyName"], policy["metadata"]["name"]);
     let pod = |limits: &[Value], of_init: &[Value]| {
@@ -652,8 +675,9 @@ fn shared_memory_above_the_memory_limit_is_refused() {
 
 #[test]
 fn labels_of_bridges_need_the_bridge() {
-    let text = labels_policy("shmesh", &config().domain, "ran");
-    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let domain = config().domain;
+    let documents =
+        documents("labels.yaml", &[("@NAMESPACES@", "ran"), ("@NAME@", "shmesh"), ("@DOMAIN@", &domain)]);
     let policy = &documents[0];
     assert_eq!(documents[1]["spec"]["policyName"], policy["metadata"]["name"]);
     let verdict = |pod: &Value, old: &Value| verdict(policy, &[("object", pod), ("oldObject", old)]);
