@@ -43,7 +43,7 @@ pub(crate) const CASES: &[harness::Case] = &[
 
 /// As the first word of a worker's arguments.
 const POLICIES: [SlowReaders; 3] = [SlowReaders::Wait, SlowReaders::Skip, SlowReaders::Evict];
-const QUICK_KILLS: u64 = 8;
+const QUICK_KILLS: u64 = 5;
 
 fn many() -> u64 {
     from_env("SHMESH_BROADCAST_KILLS").unwrap_or(300)

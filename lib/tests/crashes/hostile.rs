@@ -16,6 +16,7 @@ use crate::harness::{self, long, quick};
 use crate::layout::{LINE, Table};
 use crate::random::Random;
 use crate::shared::Words;
+use crate::workers;
 use crate::world::{self, Base, DATA_LEN, MSG_LEN, RING_LEN, msg_data};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -26,21 +27,25 @@ use shmesh::{Link, Side};
 pub(crate) const CASES: &[harness::Case] = &[
     quick("hostile::word_by_word_mpmc", || word_by_word(RingMode::Mpmc, 10)),
     quick("hostile::word_by_word_spsc", || word_by_word(RingMode::Spsc, 10)),
-    quick("hostile::while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc, 0, 1)),
-    quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 0, 1)),
+    quick("hostile::while_it_runs_mpmc", || while_it_runs(RingMode::Mpmc, 0, QUICK)),
+    quick("hostile::while_it_runs_spsc", || while_it_runs(RingMode::Spsc, 0, QUICK)),
     quick("hostile::word_by_word_broadcast", || broadcast_word_by_word(&[SlowReaders::Skip], 23)),
-    quick("hostile::while_it_runs_broadcast", || broadcast_while_it_runs(&[SlowReaders::Skip], 1)),
+    quick("hostile::while_it_runs_broadcast", || broadcast_while_it_runs(&[SlowReaders::Skip], QUICK)),
     quick("hostile::doorbell_that_never_ends", doorbell_that_never_ends),
     quick("hostile::requests_word_by_word", || requests_word_by_word(12)),
-    quick("hostile::requests_while_it_runs", || while_it_runs(RingMode::Mpmc, WINDOW, 1)),
+    quick("hostile::requests_while_it_runs", || while_it_runs(RingMode::Mpmc, WINDOW, QUICK)),
     long("hostile::requests_every_word", || requests_word_by_word(1)),
     long("hostile::every_word_mpmc", || word_by_word(RingMode::Mpmc, 1)),
     long("hostile::every_word_spsc", || word_by_word(RingMode::Spsc, 1)),
     long("hostile::every_seventh_word_broadcast", || broadcast_word_by_word(&SLOW, 7)),
-    long("hostile::for_seconds_broadcast", || broadcast_while_it_runs(&SLOW, 3)),
-    long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 0, 3)),
-    long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 0, 3)),
+    long("hostile::for_seconds_broadcast", || broadcast_while_it_runs(&SLOW, LONG)),
+    long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 0, LONG)),
+    long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 0, LONG)),
 ];
+
+/// How long a victim is attacked while it works.
+const QUICK: Duration = Duration::from_millis(250);
+const LONG: Duration = Duration::from_secs(3);
 
 const SLOW: [SlowReaders; 3] = [SlowReaders::Wait, SlowReaders::Skip, SlowReaders::Evict];
 
@@ -364,11 +369,11 @@ fn broadcast_word_by_word(slow: &[SlowReaders], every: usize) {
     }
 }
 
-fn broadcast_while_it_runs(slow: &[SlowReaders], seconds: u64) {
+fn broadcast_while_it_runs(slow: &[SlowReaders], time: Duration) {
     for &slow in slow {
         let base = Base::broadcast(slow);
         furnish_broadcast(&base);
-        attack(&base, seconds);
+        attack(&base, time);
     }
 }
 
@@ -422,10 +427,6 @@ fn each_word(base: &Base, words: &[(usize, usize)], every: usize) {
     );
 }
 
-fn from_env(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
-}
-
 /// A value of the kind that lies at such a place, but wrong.
 fn plausible(random: &mut Random, old: u64) -> u64 {
     let cell = random.below(u64::from(MSG_LEN) + 2);
@@ -450,20 +451,20 @@ fn plausible(random: &mut Random, old: u64) -> u64 {
     }
 }
 
-fn while_it_runs(mode: RingMode, window: u32, seconds: u64) {
+fn while_it_runs(mode: RingMode, window: u32, time: Duration) {
     let base = Base::with_requests(mode, window);
     if window == 0 {
         furnish(&base);
     } else {
         furnish_requests(&base);
     }
-    attack(&base, seconds);
+    attack(&base, time);
 }
 
 /// One process writes into the memory of a link while another uses it.
-fn attack(base: &Base, seconds: u64) {
-    let seed = from_env("SHMESH_HOSTILE_SEED", 1);
-    let limit = Duration::from_secs(from_env("SHMESH_HOSTILE_SECONDS", seconds));
+fn attack(base: &Base, time: Duration) {
+    let seed = workers::from_env("SHMESH_HOSTILE_SEED").unwrap_or(1);
+    let limit = workers::from_env("SHMESH_HOSTILE_SECONDS").map_or(time, Duration::from_secs);
     let mode = base.mode;
     let before = base.save();
     let log = Words::new(16);

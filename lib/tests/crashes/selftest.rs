@@ -79,7 +79,7 @@ fn assert_no_child() {
 fn failures(result: Result<Report, Failures>) -> Failures {
     assert_no_child();
     let failures = result.expect_err("this must fail");
-    println!("{failures}");
+    println!("  {} failures in {}", failures.total, failures.report);
     failures
 }
 

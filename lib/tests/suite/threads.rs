@@ -26,7 +26,7 @@ fn send_patiently(link: &Link, msg_id: i32, cell_id: i32, small: bool) {
 
 #[test]
 fn many_to_many_delivers_once_in_producer_order() {
-    exchange_many_to_many(5_000);
+    exchange_many_to_many(1_000);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn exchange_many_to_many(each: i32) {
 
 #[test]
 fn one_thread_sends_and_one_receives_on_each_side() {
-    exchange_between_two_threads_each(5_000);
+    exchange_between_two_threads_each(1_000);
 }
 
 #[test]

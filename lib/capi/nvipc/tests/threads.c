@@ -151,7 +151,7 @@ static long sleeps_of(int thread)
     return sleeps;
 }
 
-/* A waiting thread does not wake up within a second by itself, and can be cancelled nevertheless. */
+/* A waiting thread does not wake up by itself, and can be cancelled nevertheless. One that looked 20 times a second would be seen. */
 static void idle_threads(void)
 {
     for (intptr_t way = 0; way < 2; way++) {
@@ -164,9 +164,9 @@ static void idle_threads(void)
             sched_yield();
         /* In the first seconds it may not be asleep yet. */
         int quiet = 0;
-        for (int second = 0; second < 20 && !quiet; second++) {
+        for (int look = 0; look < 100 && !quiet; look++) {
             long before = sleeps_of(number);
-            sleep(1);
+            usleep(200000);
             quiet = before > 0 && sleeps_of(number) == before;
         }
         CHECK(quiet);
