@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `args` | command line |
 //! | `provider` | the cluster: an existing one, or a kind cluster that is created and deleted |
-//! | `tools`, `scratch` | external commands with a timeout; a directory for their files |
+//! | `tools` | external commands with a timeout, and a directory for their files |
 //! | `release` | the chart, installed with `helm` |
 //! | `cluster`, `wait` | requests to the API server, and polling |
 //! | `pods`, `traffic`, `node` | pods and their status; message counts; inspecting a node and killing processes |
@@ -36,7 +36,6 @@ mod provider;
 mod release;
 mod run;
 mod scenarios;
-mod scratch;
 mod tools;
 mod traffic;
 mod wait;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use tempfile::TempDir;
 
 use crate::args::{Args, Image};
-use crate::scratch::Scratch;
-use crate::tools::{Tool, find};
+use crate::tools::{self, Tool, find};
 
 /// The first build compiles all dependencies.
 const BUILD: Duration = Duration::from_secs(3600);
@@ -27,7 +27,7 @@ pub(crate) struct KindCluster {
     /// Either `docker` or `podman`.
     engine: &'static str,
     /// Directory with the kubeconfig and the images.
-    dir: Scratch,
+    dir: TempDir,
     is_made: bool,
 }
 
@@ -60,7 +60,7 @@ impl ClusterProvider {
             missing.push("docker or podman, for kind and for building images");
         }
         no_more(&missing)?;
-        let dir = Scratch::new()?;
+        let dir = tools::private_dir()?;
         let engine = engine.unwrap_or("docker");
         Ok(Self::Kind(KindCluster { name: args.namespace.clone(), engine, dir, is_made: false }))
     }

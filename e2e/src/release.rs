@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::args::Args;
-use crate::scratch::Scratch;
-use crate::tools::Tool;
+use crate::tools::{self, Tool};
 
 const NAME: &str = "shmesh";
 
@@ -21,7 +21,7 @@ pub(crate) struct Release {
     limit: Duration,
     values: Value,
     /// Directory of the values file.
-    dir: Scratch,
+    dir: TempDir,
 }
 
 impl Release {
@@ -41,7 +41,7 @@ impl Release {
             repository: args.repository.clone(),
             limit: args.limit(),
             values,
-            dir: Scratch::new()?,
+            dir: tools::private_dir()?,
         })
     }
 

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 use tokio::process::Command;
 
 /// Returns the path of a command if it is installed.
@@ -17,6 +18,11 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         };
         file.is_file() && mode(file).is_ok_and(|mode| mode & 0o111 != 0)
     })
+}
+
+/// Creates a directory that only this user can read, removed when it is dropped.
+pub(crate) fn private_dir() -> Result<TempDir> {
+    tempfile::Builder::new().prefix("shmesh-e2e-").tempdir().context("cannot make a temporary directory")
 }
 
 /// An external command with a timeout.

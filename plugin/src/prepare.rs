@@ -3,15 +3,16 @@
 //! A process without capabilities cannot give a directory to another user, only to a group of which it is a
 //! member.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::RunError;
 use crate::args::Prepare;
+use crate::pools;
 
 /// The group can create and remove sockets; all users can list the directory and connect.
 const MODE: u32 = 0o2775;
@@ -31,29 +32,18 @@ fn create(directory: &Path, gid: u32) -> Result<()> {
     }
     // Opened without following links, so that the checks below apply to one directory.
     let opened = shmesh_sys::dir::open_as_file(directory).with_context(named)?;
-    let found = opened.metadata().with_context(named)?;
-    if found.gid() != gid {
-        fchown(&opened, None, Some(gid)).with_context(|| {
-            format!("cannot give {} to group {gid}: add it to the pod's supplementalGroups", named())
-        })?;
-    }
-    if found.mode() & 0o7777 != MODE {
-        opened.set_permissions(Permissions::from_mode(MODE)).with_context(named)?;
-    }
-    let mode = opened.metadata().with_context(named)?.mode() & 0o7777;
-    // The kernel silently clears set-group-id if the caller is not a member of the group.
-    ensure!(
-        mode == MODE,
-        "cannot set mode {MODE:o} on {}: add group {gid} to the pod's supplementalGroups",
-        named()
-    );
-    Ok(())
+    let uid = opened.metadata().with_context(named)?.uid();
+    pools::own(&opened, MODE, Some(gid), uid).with_context(named)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use nix::unistd::getgid;
+
+    use super::*;
 
     #[test]
     fn existing_directory_is_corrected() {

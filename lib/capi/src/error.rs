@@ -122,13 +122,7 @@ pub(crate) struct CallError(pub(crate) shmesh_error_t, pub(crate) String);
 impl From<Error> for CallError {
     #[cold]
     fn from(error: Error) -> Self {
-        let mut text = error.to_string();
-        let mut cause = std::error::Error::source(&error);
-        while let Some(source) = cause {
-            text = format!("{text}: {source}");
-            cause = source.source();
-        }
-        Self(code_of(error.kind()), text)
+        Self(code_of(error.kind()), shmesh_sys::terminal::with_causes(&error))
     }
 }
 

@@ -9,6 +9,7 @@ use shmesh::Side;
 use shmesh::config::{LinkName, RingMode};
 use shmesh::inspect::{FarNode, MemoryFile, Snapshot, View, far_nodes, memory_files, names};
 use shmesh_nvipc_wire::LinkSnapshot;
+use shmesh_sys::terminal::with_causes;
 
 use crate::args::{Dir, Output};
 use crate::open_files::{self, Array, FileUsers};
@@ -148,7 +149,7 @@ fn text(args: &Args, listed: &[ListedLink], out: &mut dyn Write) -> anyhow::Resu
                     writeln!(out, "link {name}: {}", far_text(node))?;
                 }
             }
-            Err(error) => writeln!(out, "{}", crate::in_one_line(error))?,
+            Err(error) => writeln!(out, "{}", with_causes(error))?,
         }
     }
     Ok(())
@@ -310,7 +311,7 @@ fn link_json(ListedLink { name, seen, theirs, far }: &ListedLink) -> Value {
         return nvipc::json(name, theirs);
     }
     match seen {
-        Err(error) => json!({ "name": name.as_str(), "usable": false, "error": crate::in_one_line(error) }),
+        Err(error) => json!({ "name": name.as_str(), "usable": false, "error": with_causes(error) }),
         Ok((view, snapshot)) => {
             let mut link = view_json(view);
             let [m2s, s2m] = &snapshot.rings;

@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use shmesh::config::LinkName;
 use shmesh::inspect::{FileRemoval, Remains, memory_files, names, remove_stale};
+use shmesh_sys::terminal::with_causes;
 
 use crate::args::Dir;
 use crate::{human, nvipc, people};
@@ -125,7 +126,7 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let remains = match Remains::of(dir, &name) {
             Ok(remains) => remains,
             Err(error) => {
-                eprintln!("error: {}", crate::in_one_line(&error));
+                eprintln!("error: {}", with_causes(&error));
                 unreadable += 1;
                 continue;
             }
@@ -140,7 +141,7 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 (Some(damage), _)
                     if remains.files.iter().any(|(path, _)| path.to_string_lossy().ends_with("_shm")) =>
                 {
-                    Some(crate::in_one_line(damage))
+                    Some(with_causes(damage))
                 }
                 (_, Some(queued)) if queued > 0 => Some(human::plural(queued as u64, "queued message")),
                 _ => None,
@@ -156,7 +157,7 @@ fn stale(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                     removed += 1;
                 }
                 Err(error) => {
-                    eprintln!("error: {}", crate::in_one_line(&error));
+                    eprintln!("error: {}", with_causes(&error));
                     not_removed += 1;
                 }
             },

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyAnyMethods;
 use shmesh::ErrorKind;
 use shmesh_sys::errno;
+use shmesh_sys::terminal::with_causes;
 
 /// An instance of a class of `shmesh._errors`.
 pub(crate) fn error(class: &str, text: impl Display) -> PyErr {
@@ -80,19 +81,14 @@ pub(crate) fn of_link(failed: shmesh::Error) -> PyErr {
         ErrorKind::System { .. } => "System",
         _ => "Error",
     };
-    let mut text = match failed.kind() {
+    let text = match failed.kind() {
         ErrorKind::StillMapped { link } => {
             format!(
                 "link {link}: arrays over the imported memory are still alive; `del` them and their views, then close"
             )
         }
-        _ => failed.to_string(),
+        _ => with_causes(&failed),
     };
-    let mut source = std::error::Error::source(&failed);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
     error(class, text)
 }
 

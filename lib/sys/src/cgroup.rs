@@ -6,6 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::procfs::field_bytes;
+
 /// Bytes that can still be charged to this process, by the tightest of its memory cgroups and the free memory of the
 /// machine. `None` if neither can be read.
 ///
@@ -25,11 +27,7 @@ pub fn room_bytes() -> Option<u64> {
 
 /// Available memory of the machine, including swap: a memfd has no other limit.
 fn room_of_machine(meminfo: &str) -> Option<u64> {
-    let kibibytes = |name: &str| -> Option<u64> {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().trim_end_matches("kB").trim_end().parse().ok()
-    };
-    Some((kibibytes("MemAvailable")? + kibibytes("SwapFree").unwrap_or(0)) << 10)
+    Some(field_bytes(meminfo, "MemAvailable")? + field_bytes(meminfo, "SwapFree").unwrap_or(0))
 }
 
 fn room_below(root: &Path, membership: &str) -> Option<u64> {

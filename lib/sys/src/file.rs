@@ -403,18 +403,6 @@ impl Locked {
     ///
     /// # Errors
     /// Another opening of the file has the lock (`WouldBlock`); `Interrupted`; other errors of `flock(2)`.
-    ///
-    /// ```
-    /// use shmesh_sys::file::Locked;
-    /// use std::fs::File;
-    /// # let dir = tempfile::tempdir()?;
-    /// let locked = Locked::try_lock(File::open(dir.path())?).map_err(|(_, error)| error)?;
-    /// let (_file, error) = Locked::try_lock(File::open(dir.path())?).unwrap_err();
-    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    /// drop(locked);
-    /// assert!(Locked::try_lock(File::open(dir.path())?).is_ok());
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn try_lock(file: File) -> Result<Self, (File, io::Error)> {
         match file.try_lock() {
             Ok(()) => Ok(Self(file)),
@@ -427,20 +415,6 @@ impl Locked {
     ///
     /// # Errors
     /// Another opening of the file has the lock at the time `until` (`WouldBlock`); other errors of `flock(2)`.
-    ///
-    /// ```
-    /// use shmesh_sys::file::Locked;
-    /// use std::fs::File;
-    /// use std::time::{Duration, Instant};
-    /// # let dir = tempfile::tempdir()?;
-    /// let interval = Duration::from_millis(1);
-    /// let locked = Locked::lock_until(File::open(dir.path())?, Instant::now(), interval)?;
-    /// let until = Instant::now() + Duration::from_millis(10);
-    /// let error = Locked::lock_until(File::open(dir.path())?, until, interval).unwrap_err();
-    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-    /// assert!(Instant::now() >= until);
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn lock_until(mut file: File, until: Instant, interval: Duration) -> io::Result<Self> {
         loop {
             file = match Self::try_lock(file) {
@@ -480,18 +454,6 @@ pub enum ByteLock {
 ///
 /// # Errors
 /// The name does not exist, or this user may not remove it; a file that is the wrong one stays aside.
-///
-/// ```
-/// use shmesh_sys::file::remove_exactly;
-/// let dir = tempfile::tempdir()?;
-/// let path = dir.path().join("name");
-/// std::fs::write(&path, "new")?;
-/// let holds = |text: &'static str| move |path: &std::path::Path| std::fs::read(path).is_ok_and(|found| found == text.as_bytes());
-/// assert!(!remove_exactly(&path, holds("old"))? && path.exists());
-/// assert!(remove_exactly(&path, holds("new"))?);
-/// assert_eq!(std::fs::read_dir(dir.path())?.count(), 0);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn remove_exactly(path: &Path, is_it: impl Fn(&Path) -> bool) -> io::Result<bool> {
     std::fs::symlink_metadata(path)?;
     // Before the check, so that little time is between it and the removal.

@@ -26,15 +26,6 @@ pub enum Wait {
 ///
 /// # Errors
 /// The kernel or a seccomp filter refuses, `mask` is 0, or the page of the word was truncated away (`EFAULT`).
-///
-/// ```
-/// use std::{sync::atomic::AtomicU64, time::Duration};
-/// use shmesh_sys::futex::{ALL, Wait, wait};
-/// let word = AtomicU64::new(1);
-/// assert_eq!(wait(&word, 0, None, ALL)?, Wait::Changed);
-/// assert_eq!(wait(&word, 1, Some(Duration::from_millis(1)), ALL)?, Wait::TimedOut);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[expect(unsafe_code, reason = "neither nix nor libc has a function for it")]
 pub fn wait(word: &AtomicU64, expected: u32, timeout: Option<Duration>, mask: u32) -> io::Result<Wait> {
     // The call with a mask takes the time at which the wait ends. One that the kernel cannot express means no limit.

@@ -27,14 +27,6 @@ const PAGE_BYTES: libc::off_t = 4096;
 /// # Errors
 /// `EINVAL` before Linux 6.1, and if base pages do not have 4096 bytes; `EAGAIN` or `ENOMEM` if no huge page is
 /// available; no room. The file stays usable, with small pages where it has no huge ones.
-///
-/// ```
-/// let file = shmesh_sys::file::memfd("huge", false)?;
-/// file.set_len(4 << 20)?;
-/// let _ = shmesh_sys::huge::collapse(&file, 4 << 20); // advice
-/// shmesh_sys::file::reserve(&file, 4 << 20)?;
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn collapse(file: &File, len: u64) -> io::Result<()> {
     let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     let Some(whole) = NonZeroUsize::new(len - len % HUGE_PAGE_BYTES) else { return Ok(()) };

@@ -17,13 +17,6 @@ use crate::procfs::{self, PidfdSays, Proc, ProcFile, start_time, status};
 /// [`Unknown::Gone`]: it has ended, or belongs to another user than the connection whose process id was used to open
 /// the pidfd; [`Unknown::OutOfSight`]: it is in a pid namespace that is not visible here; [`Unknown::Unavailable`]:
 /// `/proc` hides it, or no descriptor is left.
-///
-/// ```
-/// use shmesh_sys::{identify::identify, pidfd::Pidfd, procfs::Kernel};
-/// let me = Pidfd::of_number(std::process::id().cast_signed()).expect("it lives");
-/// let identity = identify(&Kernel, &me, |_cgroup| None).expect("it can be seen");
-/// assert_eq!(identity.bare_tgid, std::process::id().cast_signed());
-/// ```
 pub fn identify(
     proc: &impl Proc,
     pidfd: &Pidfd,

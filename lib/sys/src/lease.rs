@@ -54,12 +54,6 @@ pub const fn marked(mode: u32) -> u32 {
 }
 
 /// Whether `st_mode` belongs to a marked file.
-///
-/// ```
-/// use shmesh_sys::lease::{is_marked, marked};
-/// assert!(is_marked(0o100_000 | marked(0o660)));
-/// assert!(!is_marked(0o100_660) && !is_marked(0o101_777) && !is_marked(0o041_666));
-/// ```
 #[must_use]
 pub const fn is_marked(st_mode: u32) -> bool {
     st_mode & libc::S_IFMT == libc::S_IFREG && st_mode & (MARK | EXECUTE) == MARK
@@ -116,17 +110,6 @@ pub fn is_leased(file: &impl AsFd) -> io::Result<bool> {
 ///
 /// # Errors
 /// The name is taken (`AlreadyExists`); no room; what `open(2)` says.
-///
-/// ```
-/// use shmesh_sys::lease;
-/// # let dir = tempfile::tempdir_in("/dev/shm")?;
-/// let path = dir.path().join("name");
-/// let file = lease::create(&path, 0o660, 4096)?;
-/// assert_eq!(lease::remove_unused(&path)?, lease::Removal::Leased);
-/// drop(file);
-/// assert_eq!(lease::remove_unused(&path)?, lease::Removal::Removed { bytes: 4096 });
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
     let dir = path.parent().filter(|dir| *dir != OsStr::new("")).unwrap_or(Path::new("."));
     let created = file::unnamed(dir, marked(mode))?;
@@ -144,16 +127,6 @@ pub fn create(path: &Path, mode: u32, bytes: u64) -> io::Result<File> {
 ///
 /// # Errors
 /// The error of `open(2)`; `WouldBlock` if a process keeps the bytes of leases locked for [`PATIENCE`], which no collector does.
-///
-/// ```
-/// use shmesh_sys::lease;
-/// # let dir = tempfile::tempdir_in("/dev/shm")?;
-/// let path = dir.path().join("name");
-/// drop(lease::create(&path, 0o660, 4096)?);
-/// let opened = lease::open(&path, true)?;
-/// assert!(lease::is_leased(&lease::open(&path, false)?)?);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn open(path: &Path, write: bool) -> io::Result<File> {
     let start = Instant::now();
     loop {

@@ -36,13 +36,6 @@ impl Mount {
 }
 
 /// The mounts of a mountinfo file, in its order. Lines of another form are skipped.
-///
-/// ```
-/// use shmesh_sys::mountinfo;
-/// let mounts = mountinfo::parse("25 24 0:23 / /dev/shm rw,relatime shared:4 - tmpfs tmpfs rw,size=65536k\n");
-/// let (mount, hidden) = mountinfo::covering(&mounts, "/dev/shm/a".as_ref()).expect("a mount");
-/// assert_eq!((mount.kind.as_str(), mount.value("size"), hidden), ("tmpfs", Some("65536k"), 0));
-/// ```
 #[must_use]
 pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()

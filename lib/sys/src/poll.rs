@@ -15,18 +15,6 @@ pub struct Watch<'fd> {
 
 impl<'fd> Watch<'fd> {
     /// Waits until the descriptor can be read.
-    ///
-    /// ```
-    /// use std::{io::Write, time::Instant};
-    /// use shmesh_sys::poll::{Watch, wait};
-    /// let (reader, mut writer) = std::io::pipe()?;
-    /// let mut watches = [Watch::readable(&reader)];
-    /// assert_eq!(wait(&mut watches, Some(Instant::now()))?, 0);
-    /// writer.write_all(b"x")?;
-    /// assert_eq!(wait(&mut watches, None)?, 1);
-    /// assert!(watches[0].is_ready());
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
     pub fn readable(fd: &'fd (impl AsFd + ?Sized)) -> Self {
         Self::new(fd.as_fd(), libc::POLLIN)
     }

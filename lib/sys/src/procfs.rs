@@ -160,24 +160,12 @@ pub(crate) fn is_pid(stat: &str, pid: u32) -> bool {
 }
 
 /// The value of `name` in lines of the form `name: value`, as in `/proc/PID/status`.
-///
-/// ```
-/// use shmesh_sys::procfs::field;
-/// let status = "Threads:\t3\nSeccomp_filters:\t1\n";
-/// assert_eq!((field(status, "Threads"), field(status, "Seccomp")), (Some("3"), None));
-/// ```
 #[must_use]
 pub fn field<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
 /// The bytes of a field of `/proc/meminfo`, of the `meminfo` of a NUMA node, whose lines begin with `Node 0 `, or of `status`.
-///
-/// ```
-/// use shmesh_sys::procfs::field_bytes;
-/// assert_eq!(field_bytes("MemFree: 1 kB\nMemTotal:   16 kB\n", "MemTotal"), Some(16_384));
-/// assert_eq!(field_bytes("Node 0 MemTotal:   16 kB\n", "MemTotal"), Some(16_384));
-/// ```
 #[must_use]
 pub fn field_bytes(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| {

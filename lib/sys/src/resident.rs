@@ -38,17 +38,6 @@ pub fn unmap_code() -> io::Result<u64> {
 /// # Errors
 /// There is no memory for another mapping, or the process has too many. The mapping is as it was then, unless the kernel itself
 /// has no memory left for its own part of the last step.
-///
-/// ```
-/// let file = shmesh_sys::file::memfd("left", false)?;
-/// file.set_len(4096)?;
-/// let map = shmesh_sys::file::map(&file, 4096, false)?;
-/// shmesh_sys::file::write_at(&file, b"seen", 0)?;
-/// shmesh_sys::resident::discard(&map)?;
-/// // SAFETY: the addresses are still mapped, and nothing else uses them.
-/// assert_eq!(unsafe { map.as_ptr().cast::<[u8; 4]>().read() }, [0; 4]);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn discard(map: &memmap2::MmapRaw) -> io::Result<()> {
     let Some(address) = NonNull::new(map.as_mut_ptr().cast()) else { return Ok(()) };
     let Some(len) = NonZeroUsize::new(map.len()) else { return Ok(()) };

@@ -96,17 +96,6 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 /// As [`listen_on`].
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_for_senders(&path, 0o600)?;
-/// let client = socket::connect_to(&path)?;
-/// socket::send(&client, b"hello", &[])?;
-/// assert_eq!(socket::receive_from(&socket::accept(&listener)?)?.sender_pid, std::process::id());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn listen_for_senders(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let fd = unix_socket(SockType::SeqPacket, SockFlag::empty())?;
     ask_for_senders(&fd, true)?;
@@ -124,17 +113,6 @@ fn listening(fd: OwnedFd, path: &Path, mode: u32, backlog: i32) -> io::Result<Ow
 ///
 /// # Errors
 /// The error of `accept4(2)`.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_on(&path, 0o600)?;
-/// let client = socket::connect_to(&path)?;
-/// let server = socket::accept(&listener)?;
-/// assert_eq!(socket::peer(&server)?.pid, std::process::id());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn accept(listener: &impl AsFd) -> io::Result<OwnedFd> {
     let fd = uninterrupted(|| Ok(accept4(listener.as_fd().as_raw_fd(), SockFlag::SOCK_CLOEXEC)?))?;
     Ok(own(fd))
@@ -268,17 +246,6 @@ pub fn peer_groups(fd: &impl AsFd) -> io::Result<Vec<u32>> {
 ///
 /// # Errors
 /// An older kernel (`ENOPROTOOPT`), a process that has been reaped (`ESRCH` or `EINVAL`), or not a unix socket.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_on(&path, 0o600)?;
-/// let client = socket::connect_to(&path)?;
-/// let pidfd = socket::peer_pidfd(&socket::accept(&listener)?);
-/// assert!(pidfd.is_ok() || pidfd.is_err_and(|error| error.raw_os_error() == Some(92)), "Linux 6.5, or older");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn peer_pidfd(fd: &impl AsFd) -> io::Result<OwnedFd> {
     Ok(nix::sys::socket::getsockopt(&fd.as_fd(), sockopt::PeerPidfd)?)
 }
@@ -287,16 +254,6 @@ pub fn peer_pidfd(fd: &impl AsFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As [`connect_to`]; `WouldBlock` if the backlog is full.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_on(&path, 0o600)?;
-/// let client = socket::connect_now(&path)?;
-/// assert_eq!(socket::receive(&client).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn connect_now(path: &Path) -> io::Result<OwnedFd> {
     let fd = unix_socket(SockType::SeqPacket, SockFlag::SOCK_NONBLOCK)?;
     connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
@@ -319,17 +276,6 @@ pub fn limit_wait(fd: &impl AsFd, limit: Duration) -> io::Result<()> {
 ///
 /// # Errors
 /// The other end is closed (`EPIPE`), or its queue is full and `fd` is non-blocking (`EAGAIN`).
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_on(&path, 0o600)?;
-/// let client = socket::connect_to(&path)?;
-/// drop(socket::accept(&listener)?);
-/// assert_eq!(socket::send(&client, b"hello", &[]).unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn send(fd: &impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     uninterrupted(|| send_once(fd, bytes, fds, MsgFlags::empty()))
 }
@@ -373,17 +319,6 @@ fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// # Errors
 /// `InvalidData`: more bytes or descriptors than the protocol allows; `EMFILE`: this process had no numbers left for
 /// its descriptors, and the received ones are closed; `WouldBlock`.
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_on(&path, 0o600)?;
-/// drop(socket::connect_to(&path)?);
-/// let (bytes, fds) = socket::receive(&socket::accept(&listener)?)?;
-/// assert!(bytes.is_empty() && fds.is_empty(), "closed");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn receive(fd: &impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     receive_from(fd).map(|packet| (packet.bytes, packet.fds))
 }
@@ -447,17 +382,6 @@ fn set_pass_pidfd(fd: BorrowedFd<'_>, on: bool) -> nix::Result<()> {
 ///
 /// # Errors
 /// As [`receive`].
-///
-/// ```
-/// # let dir = tempfile::tempdir()?;
-/// # let path = dir.path().join("link.broker");
-/// use shmesh_sys::socket;
-/// let listener = socket::listen_on(&path, 0o600)?;
-/// let client = socket::connect_to(&path)?;
-/// socket::send(&client, b"hello", &[])?;
-/// assert_eq!(socket::receive_from(&socket::accept(&listener)?)?.sender_pid, 0, "credentials were not requested");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub fn receive_from(fd: &impl AsFd) -> io::Result<Packet> {
     let (packet, is_whole) = receive_all(fd)?;
     is_whole.map(|()| packet)
@@ -574,18 +498,6 @@ pub fn shut(connection: &impl AsFd) {
 
 /// Shuts down a connection. It is closed if its queue is empty; otherwise it is returned, to be dropped in a thread
 /// that may block.
-///
-/// ```
-/// use shmesh_sys::socket::{hang_up, pair, receive, send};
-/// let (ours, theirs) = pair()?;
-/// send(&theirs, b"", &[])?; // an empty packet is one, too
-/// let unread = hang_up(ours).expect("something waits");
-/// assert!(receive(&theirs)?.0.is_empty(), "the other end need not wait for the close");
-/// drop(unread);
-/// let (ours, _theirs) = pair()?;
-/// assert!(hang_up(ours).is_none());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[must_use = "closing it may block"]
 pub fn hang_up(connection: OwnedFd) -> Option<Unread> {
     // No further packets are received from now on.

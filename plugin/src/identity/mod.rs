@@ -28,6 +28,7 @@ mod tests;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::Context;
 use shmesh_sys::namespace::Namespaces;
@@ -106,7 +107,7 @@ impl IdentityService {
             pods: RefCell::new(pods),
             first_list,
             clients: Clients::new(max_connections),
-            idle: args.idle.into(),
+            idle: Duration::from_secs(args.idle_seconds.into()),
             counters: counters::Counters::default(),
         });
         Ok(Self { args: args.clone(), node_pods, service })

@@ -64,7 +64,8 @@ fn trust(of: &str, parent: &Path, uid: u32) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: u32) -> Result<()> {
+/// Gives a directory of this user to a group, with this mode.
+pub(crate) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: u32) -> Result<()> {
     let found = directory.metadata()?;
     ensure!(
         found.uid() == uid,

@@ -15,6 +15,6 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use directory::{free, prepare, prepare_parent, used};
+pub(crate) use directory::{free, own, prepare, prepare_parent, used};
 pub(crate) use gc::{IdleTimer, SweepReport, erase, sweep};
 pub(crate) use links::UnusedLinks;

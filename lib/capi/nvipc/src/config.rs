@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId};
 use shmesh::{Error, ErrorKind, LinkOptions, Side};
 use shmesh_nvipc_wire::Options as WireOptions;
+use shmesh_sys::terminal::with_causes;
 
 use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend, present};
 use crate::guard::guarded;
 use crate::layout::NvipcLayout;
-use crate::log::{chain, say};
+use crate::log::say;
 use crate::types::*;
 use crate::yaml::{self, FileContent};
 
@@ -289,7 +290,8 @@ fn link_config(
 ) -> Result<LinkConfig, Failure> {
     // SAFETY: as in `name_of`.
     let shm = unsafe { config.transport_config.shm };
-    let wrong = |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", chain(error)));
+    let wrong =
+        |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", with_causes(error)));
     let mut link = match of_file {
         Some(link) => link,
         None => LinkConfig::nvipc_defaults(name.parse().map_err(|error| wrong(&error))?),
@@ -413,7 +415,7 @@ fn open_udp(config: &nv_ipc_config_t) -> Result<(String, Arc<dyn Backend>), Fail
 }
 
 fn shown(error: &Error) -> Failure {
-    Failure::Refused(chain(error))
+    Failure::Refused(with_causes(error))
 }
 
 /// The limit of a secondary that waits for its primary.
@@ -442,7 +444,7 @@ fn attach(name: &str, deadline: Option<Instant>) -> Result<shmesh::Link, Failure
                 if left.is_some_and(|left| left <= slice) {
                     return Err(shown(&error));
                 }
-                say!("create_nv_ipc_interface: waiting for the primary: {}", chain(&error));
+                say!("create_nv_ipc_interface: waiting for the primary: {}", with_causes(&error));
             }
             Err(error) => return Err(shown(&error)),
         }
@@ -452,7 +454,7 @@ fn attach(name: &str, deadline: Option<Instant>) -> Result<shmesh::Link, Failure
 /// Attaches to a link in NVIPC's layout.
 fn attach_to_theirs(name: &str) -> Result<WireBackend, Failure> {
     let options = WireOptions::new().dir(ipc_dir()).report_wait(REMIND, |why| {
-        say!("create_nv_ipc_interface: waiting for the primary: {}", chain(why));
+        say!("create_nv_ipc_interface: waiting for the primary: {}", with_causes(why));
     });
     WireBackend::attach(&patience()?.into_iter().fold(options, WireOptions::patience), name)
 }
@@ -465,7 +467,8 @@ pub(crate) fn ipc_dir() -> OsString {
 
 /// Reads the configuration of an existing link.
 pub(crate) fn lookup(name: &str) -> Result<nv_ipc_config_shm_t, Failure> {
-    let wrong = |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", chain(error)));
+    let wrong =
+        |error: &dyn std::error::Error| Failure::Refused(format!("link {name}: {}", with_causes(error)));
     let parsed = name.parse().map_err(|error| wrong(&error))?;
     let view = shmesh::inspect::View::open(Path::new(&ipc_dir()), &parsed).map_err(|error| wrong(&error))?;
     let mut shm = nv_ipc_config_shm_t {

@@ -57,17 +57,6 @@ fn write(limit: &Mutex<LogLimit>, each: usize, text: Arguments<'_>) {
     without_sigpipe(|| std::io::stderr().lock().write_all(line.as_bytes()));
 }
 
-/// An error with its causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut all = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        all = format!("{all}: {source}");
-        cause = source.source();
-    }
-    all
-}
-
 macro_rules! say {
     ($($text:tt)*) => { $crate::log::line(format_args!($($text)*)) };
 }

@@ -12,8 +12,6 @@ pub const NV_IPC_MEMPOOL_NUM: usize = 5;
 pub const NVIPC_MAX_MSG_ID: usize = 256;
 /// Number of cell ids that they can name.
 pub const NVIPC_MAX_CELL_ID: usize = 256;
-/// Version of NVIPC's layout in releases 25-3 and 26-1.
-pub const NVIPC_LAYOUT_VERSION: i32 = 2530;
 
 /// The secondary side, by its use in a base station.
 pub const NV_IPC_MODULE_MAC: c_int = 0;

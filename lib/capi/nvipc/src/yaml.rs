@@ -6,9 +6,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
+use shmesh_sys::terminal::with_causes;
 
 use crate::layout::NvipcLayout;
-use crate::log::{chain, say};
+use crate::log::say;
 use crate::types::{NVIPC_MAX_MSG_ID, nv_ipc_config_t, nv_ipc_config_udp_t, nv_ipc_debug_config_t, text};
 
 /// The content of a file.
@@ -79,7 +80,7 @@ pub(crate) fn load(path: &Path, udp: nv_ipc_config_udp_t) -> Result<FileContent,
     let (Ok(_), Ok(yaml), false) = (read, str::from_utf8(&bytes), bytes.len() > MAX_FILE_BYTES) else {
         // `from_file` words the error.
         return Err(match from_file(path) {
-            Err(error) => chain(&error),
+            Err(error) => with_causes(&error),
             Ok(_) => format!("{}: the file changed while it was read; retry", path.display()),
         });
     };
@@ -113,7 +114,7 @@ pub(crate) fn parse(yaml: &str, origin: &str, udp: nv_ipc_config_udp_t) -> Resul
             .map(|udp| FileContent::Udp(udp, layout))
             .map_err(|what| named(&what));
     }
-    let in_file = |error: ConfigError| named(&chain(&error));
+    let in_file = |error: ConfigError| named(&with_causes(&error));
     let loaded = from_yaml(yaml).map_err(in_file)?;
     let links = loaded.links;
     // Other keys without a meaning here are in all of NVIPC's files; this one is a mistake.

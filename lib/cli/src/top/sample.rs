@@ -9,6 +9,7 @@ use shmesh::SeatIndex;
 use shmesh::config::LinkName;
 use shmesh::inspect::{BufferState, CachedView, LinkTimes, SeatView, Snapshot, TimeHistogram, View, names};
 use shmesh_nvipc_wire::{LinkSnapshot, MappedLink};
+use shmesh_sys::terminal::with_causes;
 use shmesh_sys::top::{Directions, LinkRow, PoolUse, Quantiles, RowParticipant};
 
 use crate::{ls, nvipc, people};
@@ -282,7 +283,7 @@ impl SampledLink {
                 Ok(view) => return Ok(LinkState::of(view, &view.snapshot())),
                 Err(error) => {
                     let theirs = MappedLink::open(dir, name.as_str()).ok().flatten();
-                    theirs.ok_or_else(|| crate::in_one_line(&error))?
+                    theirs.ok_or_else(|| with_causes(&error))?
                 }
             },
         };

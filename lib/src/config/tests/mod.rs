@@ -110,6 +110,38 @@ fn limits_are_inclusive() {
 }
 
 #[test]
+fn value_beyond_each_limit_is_refused() {
+    let refused = |set: fn(&mut LinkConfig)| {
+        let mut link = LinkConfig::new(LinkName::try_from("a").unwrap());
+        set(&mut link);
+        link.validate().map_err(|error| error.to_string()).unwrap_err()
+    };
+    let evicts = |link: &mut LinkConfig| {
+        link.ring_mode = RingMode::Broadcast;
+        (link.broadcast.slow, link.broadcast.evict_after_ms) = (SlowReaders::Evict, MAX_EVICT_AFTER_MS);
+    };
+    let mut link = LinkConfig::new(LinkName::try_from("a").unwrap());
+    (link.request_window, link.latency_sample) = (MAX_REQUEST_WINDOW, MAX_LATENCY_SAMPLE);
+    link.validate().unwrap();
+    link.request_window = 0;
+    evicts(&mut link);
+    link.validate().unwrap();
+
+    assert!(refused(|link| link.ring_len = MIN_RING_LEN - 1).contains("ring length is 0"));
+    assert!(refused(|link| link.ring_len = MAX_RING_LEN + 1).contains("1048576"));
+    assert!(refused(|link| link.spin_us = MAX_SPIN_US + 1).contains("the limit is 1000000"));
+    assert!(refused(|link| link.request_window = MAX_REQUEST_WINDOW + 1).contains("the limit is 64"));
+    assert!(
+        refused(|link| link.latency_sample = MAX_LATENCY_SAMPLE - 1).contains("a power of two up to 65536")
+    );
+    let late = |link: &mut LinkConfig| {
+        link.ring_mode = RingMode::Broadcast;
+        (link.broadcast.slow, link.broadcast.evict_after_ms) = (SlowReaders::Evict, MAX_EVICT_AFTER_MS + 1);
+    };
+    assert!(refused(late).contains("give 1 to 3600000"));
+}
+
+#[test]
 fn file_error_has_path_and_line() {
     let path = examples().join("shmesh_bad.yaml");
     let error = from_file(&path).unwrap_err();

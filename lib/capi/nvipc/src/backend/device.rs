@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use shmesh::client::Mechanism;
 use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked};
 use shmesh::{Link, Loan, Message, Side};
+use shmesh_sys::terminal::with_causes;
 
 use super::{Failure, PoolId, Result, failed};
-use crate::log::{chain, say};
+use crate::log::say;
 
 /// Interval at which a secondary checks whether the primary has created the memory.
 const LOOK: Duration = Duration::from_millis(2);
@@ -84,7 +85,7 @@ pub(super) fn locked(link: &Link, gpu: i32) -> Vec<PageLocked> {
     let lock = |pool| match PageLocked::of(&gpu, link, pool) {
         Ok(locked) => Some(locked),
         Err(error) => {
-            say!("{}", chain(&error));
+            say!("{}", with_causes(&error));
             None
         }
     };

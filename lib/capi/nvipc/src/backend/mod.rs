@@ -24,8 +24,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use shmesh::{Error, ErrorKind};
+use shmesh_sys::terminal::with_causes;
 
-use crate::log::chain;
 pub use copied::CopiedMessage;
 pub(crate) use device::{Maker, present};
 pub use link::LinkBackend;
@@ -65,7 +65,7 @@ fn failed(error: &Error) -> Failure {
     if let ErrorKind::Exhausted { pool, len, .. } = error.kind() {
         return Failure::Exhausted(*pool, *len);
     }
-    Failure::Refused(chain(error))
+    Failure::Refused(with_causes(error))
 }
 
 /// The result type of backends.

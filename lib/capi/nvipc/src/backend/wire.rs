@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
+use shmesh_sys::terminal::with_causes;
 
 use super::{
     Agrees, Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PollSleep, PoolId, ReceivedMessage,
@@ -37,13 +38,7 @@ pub(super) fn failed(error: wire::Error) -> Failure {
     if let wire::Error::Empty { pool, len } = error {
         return Failure::Exhausted(pool, len);
     }
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    Failure::Refused(text)
+    Failure::Refused(with_causes(&error))
 }
 
 impl WireBackend {
