@@ -39,14 +39,15 @@ def place_of(row):
 
 
 def medians(rows):
-    """The median of p50 and of the floor for each name and place, with the number of rows behind it; without busy rows."""
+    """The median of p50 and of the floor in ns for each name and place, with the number of rows behind it; without busy rows."""
     groups = {}
     for row in rows:
-        if place_of(row) != "busy":
+        # A rate says the same as the row with its time.
+        if place_of(row) != "busy" and row.get("metric") != "gib_s":
             groups.setdefault((row["name"], place_of(row)), []).append(row)
     return {
         key: {
-            "p50": statistics.median(row["p50"] for row in group),
+            "p50": statistics.median(row["p50"] for row in group) * (1000 if group[0].get("metric") == "us_per_msg" else 1),
             "floor_ns": statistics.median(row["floor_ns"] for row in group),
             "runs": len(group),
         }

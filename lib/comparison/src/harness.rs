@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::measure::{Ctx, Dist};
+use crate::measure::{Ctx, Dist, Rx, Tx};
 
 /// The time that a worker may take beyond the seconds that it measures.
 const GRACE: Duration = Duration::from_secs(15);
@@ -118,6 +118,70 @@ pub(crate) fn solo(ctx: &Ctx, work: impl FnOnce() -> Dist) -> Result<Dist> {
     supervise(limit, vec![(ctx.cores.0, Box::new(|| Some(work())))])
 }
 
+/// Measures round trips between two workers; each opens a sending and a receiving end of its own.
+pub(crate) fn round_trips<T: Tx, R: Rx>(
+    ctx: &Ctx,
+    first: impl FnOnce(&Meet<'_>) -> Result<(T, R)>,
+    second: impl FnOnce(&Meet<'_>) -> Result<(T, R)>,
+) -> Result<Dist> {
+    pair(
+        ctx,
+        |meet| {
+            let (mut tx, mut rx) = first(meet).expect("setting up");
+            meet.wait();
+            let dist = ctx.ping(&mut tx, &mut rx);
+            // Neither side closes its ends before both are done.
+            meet.wait();
+            Some(dist)
+        },
+        |meet| {
+            let (mut tx, mut rx) = second(meet).expect("setting up");
+            meet.wait();
+            ctx.echo(&mut tx, &mut rx);
+            meet.wait();
+            None
+        },
+    )
+}
+
+/// Measures a stream from one worker to the other; each opens its end.
+pub(crate) fn stream<T: Tx, R: Rx>(
+    ctx: &Ctx,
+    batch: u64,
+    sender: impl FnOnce(&Meet<'_>) -> Result<T>,
+    receiver: impl FnOnce(&Meet<'_>) -> Result<R>,
+) -> Result<Dist> {
+    pair(
+        ctx,
+        |meet| {
+            let mut tx = sender(meet).expect("setting up");
+            meet.wait();
+            ctx.produce(&mut tx, batch);
+            meet.wait();
+            None
+        },
+        |meet| {
+            let mut rx = receiver(meet).expect("setting up");
+            meet.wait();
+            let dist = ctx.consume(&mut rx, batch);
+            meet.wait();
+            Some(dist)
+        },
+    )
+}
+
+/// Runs `work` while `service` runs in a process of its own, on any core, which is killed at the end.
+#[cfg(feature = "aeron")]
+pub(crate) fn beside<T>(service: impl FnOnce(), work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let (_, sink) = io::pipe().context("opening a pipe")?;
+    let service = Box::new(|| {
+        service();
+        None
+    });
+    let _service = Child::fork(None, service, &sink)?;
+    work()
+}
+
 type Work<'a> = Box<dyn FnOnce() -> Option<Dist> + 'a>;
 
 /// Forks every worker, sleeps until all have ended, and returns what one of them reported.
@@ -128,7 +192,7 @@ fn supervise(limit: Duration, workers: Vec<(usize, Work<'_>)>) -> Result<Dist> {
     let deadline = Instant::now() + limit;
     let mut children = Vec::new();
     for (core, work) in workers {
-        children.push(Child::fork(core, work, &sink)?);
+        children.push(Child::fork(Some(core), work, &sink)?);
     }
     drop(sink);
     while children.iter().any(|child| !child.reaped) {
@@ -164,7 +228,7 @@ struct Child {
 }
 
 impl Child {
-    fn fork(core: usize, work: Work<'_>, sink: &io::PipeWriter) -> Result<Self> {
+    fn fork(core: Option<usize>, work: Work<'_>, sink: &io::PipeWriter) -> Result<Self> {
         let parent = std::process::id();
         // SAFETY: this process has one thread, so the child may use all of the library.
         let pid = checked(unsafe { libc::fork() }).context("forking a worker")?;
@@ -181,11 +245,13 @@ impl Child {
     }
 
     /// Runs a worker to its end.
-    fn run(parent: u32, core: usize, work: Work<'_>, mut sink: &io::PipeWriter) {
+    fn run(parent: u32, core: Option<usize>, work: Work<'_>, mut sink: &io::PipeWriter) {
         // SAFETY: only sets which signal this process gets when its parent dies.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         assert!(std::os::unix::process::parent_id() == parent, "the parent died during fork");
-        pin(core);
+        if let Some(core) = core {
+            pin(core);
+        }
         if let Some(dist) = work() {
             let text = serde_json::to_vec(&dist).expect("numbers always serialise");
             sink.write_all(&text).expect("reporting to the parent");

@@ -18,7 +18,7 @@ use iceoryx2::prelude::{
 };
 
 use crate::harness::{self, Meet, Shared};
-use crate::leftovers::{PREFIX, sweep};
+use crate::leftovers::Names;
 use crate::measure::{Ctx, Dist, Rx, Tx};
 use crate::payload::{fill, read};
 use crate::report::{Case, Group, Kind};
@@ -46,38 +46,23 @@ const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Res
     Case::new(name, Group::Peer, kind, bytes, run)
 }
 
-/// The names of one run, which belong to the process that forks the workers. Swept when dropped.
-struct Names(String);
-
-impl Names {
-    fn new() -> Self {
-        sweep();
-        Self(format!("{PREFIX}{}", std::process::id()))
-    }
-
-    fn config(&self) -> Result<Config> {
-        let mut config = Config::default();
-        let root = format!("/tmp/{}", self.0);
-        config
-            .global
-            .set_root_path(&iceoryx2::prelude::Path::new(root.as_bytes()).map_err(|e| anyhow!("{e:?}"))?);
-        config.global.prefix =
-            FileName::new(format!("{}_", self.0).as_bytes()).map_err(|e| anyhow!("{e:?}"))?;
-        Ok(config)
-    }
-
-    fn node(&self) -> Result<Node<ipc::Service>> {
-        set_log_level(LogLevel::Error);
-        let builder =
-            NodeBuilder::new().signal_handling_mode(SignalHandlingMode::Disabled).config(&self.config()?);
-        builder.create().map_err(|e| anyhow!("creating a node: {e:?}"))
-    }
+fn config(names: &Names) -> Result<Config> {
+    let mut config = Config::default();
+    let root = format!("/tmp/{}", names.prefix());
+    config
+        .global
+        .set_root_path(&iceoryx2::prelude::Path::new(root.as_bytes()).map_err(|e| anyhow!("{e:?}"))?);
+    config.global.prefix =
+        FileName::new(format!("{}_", names.prefix()).as_bytes()).map_err(|e| anyhow!("{e:?}"))?;
+    Ok(config)
 }
 
-impl Drop for Names {
-    fn drop(&mut self) {
-        sweep();
-    }
+/// A node that lives as long as the worker, whose ports need it; its files are swept with the names.
+fn node(names: &Names) -> Result<&'static Node<ipc::Service>> {
+    set_log_level(LogLevel::Error);
+    let builder =
+        NodeBuilder::new().signal_handling_mode(SignalHandlingMode::Disabled).config(&config(names)?);
+    Ok(Box::leak(Box::new(builder.create().map_err(|e| anyhow!("creating a node: {e:?}"))?)))
 }
 
 type Service<const W: usize> =
@@ -153,11 +138,12 @@ fn update<const W: usize>(publish: &Publish<W>) {
 
 /// The two ends of a round trip. `first` creates both services, so that the ends do not race for them.
 fn ends<const W: usize>(
-    node: &Node<ipc::Service>,
+    names: &Names,
     meet: &Meet<'_>,
     (to, from): (&str, &str),
     first: bool,
 ) -> Result<(Publish<W>, Subscribe<W>)> {
+    let node = node(names)?;
     if !first {
         meet.wait();
     }
@@ -171,63 +157,41 @@ fn ends<const W: usize>(
         rx.attach();
         update(&tx);
     }
-    meet.wait();
     Ok((tx, rx))
 }
 
 fn rtt<const W: usize>(ctx: &Ctx) -> Result<Dist> {
     let names = Names::new();
-    harness::pair(
+    harness::round_trips(
         ctx,
-        |meet| {
-            let node = names.node().expect("setting up");
-            let (mut tx, mut rx) = ends::<W>(&node, meet, ("there", "back"), true).expect("setting up");
-            let dist = ctx.ping(&mut tx, &mut rx);
-            meet.wait();
-            Some(dist)
-        },
-        |meet| {
-            let node = names.node().expect("setting up");
-            let (mut tx, mut rx) = ends::<W>(&node, meet, ("back", "there"), false).expect("setting up");
-            ctx.echo(&mut tx, &mut rx);
-            meet.wait();
-            None
-        },
+        |meet| ends::<W>(&names, meet, ("there", "back"), true),
+        |meet| ends::<W>(&names, meet, ("back", "there"), false),
     )
 }
 
 fn oneway<const W: usize>(ctx: &Ctx, depth: usize, batch: u64) -> Result<Dist> {
     let names = Names::new();
-    harness::pair(
+    harness::stream(
         ctx,
+        batch,
         |meet| {
-            let node = names.node().expect("setting up");
-            let service = service::<W>(&node, "there", depth).expect("setting up");
-            let mut tx = Publish::new(&service).expect("setting up");
+            let tx = Publish::new(&service::<W>(node(&names)?, "there", depth)?)?;
             meet.wait();
             for _ in 0..ATTACH_ROUNDS {
                 meet.wait();
                 update(&tx);
             }
-            meet.wait();
-            ctx.produce(&mut tx, batch);
-            // The samples die with their publisher: wait until all have been read.
-            meet.wait();
-            None
+            Ok(tx)
         },
         |meet| {
-            let node = names.node().expect("setting up");
+            let node = node(&names)?;
             meet.wait();
-            let service = service::<W>(&node, "there", depth).expect("setting up");
-            let mut rx = Subscribe::new(&service).expect("setting up");
+            let rx = Subscribe::new(&service::<W>(node, "there", depth)?)?;
             for _ in 0..ATTACH_ROUNDS {
                 meet.wait();
                 rx.attach();
             }
-            meet.wait();
-            let dist = ctx.consume(&mut rx, batch);
-            meet.wait();
-            Some(dist)
+            Ok(rx)
         },
     )
 }
@@ -235,8 +199,8 @@ fn oneway<const W: usize>(ctx: &Ctx, depth: usize, batch: u64) -> Result<Dist> {
 fn alone(ctx: &Ctx) -> Result<Dist> {
     let names = Names::new();
     harness::solo(ctx, || {
-        let node = names.node().expect("setting up");
-        let service = service::<SMALL>(&node, "self", 16).expect("setting up");
+        let node = node(&names).expect("setting up");
+        let service = service::<SMALL>(node, "self", 16).expect("setting up");
         let mut tx = Publish::new(&service).expect("setting up");
         let mut rx = Subscribe::new(&service).expect("setting up");
         rx.attach();
@@ -270,45 +234,38 @@ fn events(ctx: &Ctx) -> Result<Dist> {
     let shared = Shared::new(4096)?;
     // SAFETY: zeroed, aligned, and mapped for as long as `shared` lives.
     let words = unsafe { (&*shared.at::<AtomicU64>(0, 1), &*shared.at::<AtomicU64>(128, 1)) };
-    let ends =
-        |meet: &Meet<'_>, to: &str, from: &str, first: bool| -> Result<(Notifier<_>, Listener<_>, Node<_>)> {
-            let node = names.node()?;
-            let open = |name: &str| {
-                let name = name.try_into().map_err(|e| anyhow!("{e:?}"))?;
-                let builder =
-                    node.service_builder(&name).event().max_notifiers(1).max_listeners(1).max_nodes(4);
-                builder
-                    .disable_notifier_created_event()
-                    .disable_notifier_dropped_event()
-                    .open_or_create()
-                    .context("an event service")
-            };
-            if !first {
-                meet.wait();
-            }
-            let (to, from) = (open(to)?, open(from)?);
-            if first {
-                meet.wait();
-            }
-            let listener = from.listener_builder().create().context("a listener")?;
-            meet.wait();
-            let notifier = to.notifier_builder().create().context("a notifier")?;
-            meet.wait();
-            Ok((notifier, listener, node))
+    let ends = |meet: &Meet<'_>, to: &str, from: &str, first: bool| -> Result<(Notifier<_>, Listener<_>)> {
+        let node = node(&names)?;
+        let open = |name: &str| {
+            let name = name.try_into().map_err(|e| anyhow!("{e:?}"))?;
+            let builder = node.service_builder(&name).event().max_notifiers(1).max_listeners(1).max_nodes(4);
+            builder
+                .disable_notifier_created_event()
+                .disable_notifier_dropped_event()
+                .open_or_create()
+                .context("an event service")
         };
-    harness::pair(
+        if !first {
+            meet.wait();
+        }
+        let (to, from) = (open(to)?, open(from)?);
+        if first {
+            meet.wait();
+        }
+        let listener = from.listener_builder().create().context("a listener")?;
+        meet.wait();
+        let notifier = to.notifier_builder().create().context("a notifier")?;
+        Ok((notifier, listener))
+    };
+    harness::round_trips(
         ctx,
         |meet| {
-            let (notifier, listener, _node) = ends(meet, "there", "back", true).expect("setting up");
-            let dist = ctx.ping(&mut Notify(notifier, words.0), &mut Listen(listener, words.1));
-            meet.wait();
-            Some(dist)
+            let (notifier, listener) = ends(meet, "there", "back", true)?;
+            Ok((Notify(notifier, words.0), Listen(listener, words.1)))
         },
         |meet| {
-            let (notifier, listener, _node) = ends(meet, "back", "there", false).expect("setting up");
-            ctx.echo(&mut Notify(notifier, words.1), &mut Listen(listener, words.0));
-            meet.wait();
-            None
+            let (notifier, listener) = ends(meet, "back", "there", false)?;
+            Ok((Notify(notifier, words.1), Listen(listener, words.0)))
         },
     )
 }

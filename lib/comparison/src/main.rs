@@ -1,5 +1,9 @@
 //! The limits of this machine and the peers of shmesh, measured in one run by one method.
 
+#[cfg(feature = "aeron")]
+mod aeron;
+#[cfg(feature = "boost")]
+mod boost;
 mod harness;
 mod iceoryx;
 mod inprocess;
@@ -7,10 +11,15 @@ mod ladder;
 mod leftovers;
 mod limits;
 mod measure;
+mod optional;
 mod payload;
 mod report;
 mod rings;
 mod sockets;
+#[cfg(feature = "tachyon")]
+mod tachyon;
+#[cfg(feature = "zenoh")]
+mod zenoh;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -47,7 +56,7 @@ struct Args {
     /// A table for people, or a list of rows for scripts
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// Print the names of the tests and leave
+    /// Print the names of the tests, and on stderr how to get the peers that are not compiled in, and leave
     #[arg(long)]
     list: bool,
 }
@@ -73,18 +82,18 @@ How to read a row:
 
 Examples:
   comparison                                     everything, about three minutes; leave the machine alone meanwhile
-   comparison --only limit                        the limits alone
-   comparison --only cacheline,inline,iceoryx2-rtt --repeat 7
-   comparison --floor 90,130                      only while the two cores are this near; cacheline-rtt tells what there is
-   comparison --output json > comparison.json         progress and remarks go to stderr
-   comparison --cores 2,3                         two cores that share no core but an L3, for comparable numbers
+  comparison --only limit                        the limits alone
+  comparison --only cacheline,inline,iceoryx2-rtt --repeat 7
+  comparison --floor 90,130                      only while the two cores are this near; cacheline-rtt tells what there is
+  comparison --output json > comparison.json         progress and remarks go to stderr
+  comparison --cores 2,3                         two cores that share no core but an L3, for comparable numbers
 
 The exit status is 1 if a test failed (the others are reported all the same), and 2 for a bad request.";
 
 /// All tests, in the order of the table.
 fn cases() -> impl Iterator<Item = &'static Case> {
     let limits = limits::CASES.iter().chain(rings::CASES).chain(ladder::CASES);
-    limits.chain(iceoryx::CASES).chain(inprocess::CASES).chain(sockets::CASES)
+    limits.chain(iceoryx::CASES).chain(inprocess::CASES).chain(sockets::CASES).chain(optional::cases())
 }
 
 fn chosen(only: &[String]) -> Result<Vec<&'static Case>> {
@@ -96,10 +105,10 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Case>> {
         _ => case.name.starts_with(what),
     };
     for what in only {
-        ensure!(
-            !what.is_empty() && cases().any(|case| matches(case, what)),
-            "no test is called {what:?}; see --list"
-        );
+        if what.is_empty() || !cases().any(|case| matches(case, what)) {
+            let remedy = optional::remedy_for(what).unwrap_or_else(|| "see --list".into());
+            bail!("no test is called {what:?}; {remedy}");
+        }
     }
     Ok(cases().filter(|case| only.is_empty() || only.iter().any(|what| matches(case, what))).collect())
 }
@@ -132,6 +141,7 @@ fn remarks(ctx: &Ctx) {
         ctx.cores.1
     );
     eprintln!("timer    {}", ctx.clock.describe());
+    optional::missing().for_each(|line| eprintln!("missing  {line}"));
     let load = read("/proc/loadavg");
     let busy = load.split(' ').next().and_then(|load| load.parse().ok()).is_some_and(|load: f64| load > 0.3);
     if busy {
@@ -186,6 +196,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         for case in &chosen {
             println!("{}", case.name);
         }
+        optional::missing().for_each(|line| eprintln!("missing  {line}"));
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(args.seconds >= 0.1 && args.seconds <= 600.0, "--seconds must lie between 0.1 and 600");
