@@ -31,7 +31,7 @@ fn come(core: &Core, pid: u32) -> bool {
 
 #[test]
 fn one_of_two_newcomers_is_admitted() {
-    explore("one_of_two_newcomers_is_admitted", Some(2), || {
+    explore("one_of_two_newcomers_is_admitted", || {
         let core = link(1, true, 1, 0);
         let other = {
             let core = core.clone();
@@ -46,7 +46,7 @@ fn one_of_two_newcomers_is_admitted() {
 /// The first handle of the process that has the side detaches, and leaves a clone in a seat that is checked before its own.
 #[test]
 fn clone_keeps_the_side() {
-    explore("clone_keeps_the_side", Some(2), || {
+    explore("clone_keeps_the_side", || {
         let core = link(1, true, 1, 0);
         let below = core.seats.attach(&process(1), Primary).unwrap();
         let first = core.seats.attach(&process(2), Secondary).unwrap();
@@ -69,7 +69,7 @@ fn clone_keeps_the_side() {
 
 #[test]
 fn newcomer_or_emptier_sees_the_other() {
-    explore("newcomer_or_emptier_sees_the_other", None, || {
+    explore("newcomer_or_emptier_sees_the_other", || {
         let core = link(1, true, 1, 0);
         let emptier = core.seats.attach(&process(1), Primary).unwrap();
         let newcomer = {

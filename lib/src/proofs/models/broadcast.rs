@@ -29,7 +29,7 @@ fn send(writer: &Endpoint, bytes: &Bytes, value: i32) {
 /// PASSED: a buffer is not written again before both readers have read it.
 #[test]
 fn broadcast_to_two() {
-    explore("broadcast_to_two", Some(2), || {
+    explore("broadcast_to_two", || {
         let core = broadcast(1, rules(Wait, 0), 1, 0);
         let bytes = Bytes::new(1);
         let writer = attach(&core, Primary);
@@ -64,7 +64,7 @@ fn owned_message_is_not_overwritten() {
         ("owned_message_is_not_overwritten_skip", Skip, false),
         ("owned_message_is_not_overwritten_skip_and_leave", Skip, true),
     ] {
-        explore(name, Some(2), move || {
+        explore(name, move || {
             let core = broadcast(2, rules(slow, 0), 2, 0);
             let bytes = Bytes::new(2);
             let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
@@ -108,7 +108,7 @@ fn receive_and_own(reader: &Endpoint, bytes: &Bytes) -> impl FnOnce() + Send + u
 /// JOIN: a newcomer's first message is not overwritten while it joins, whatever the writer does.
 #[test]
 fn newcomer_keeps_its_first_message() {
-    explore("newcomer_keeps_its_first_message", Some(3), || {
+    explore("newcomer_keeps_its_first_message", || {
         let core = broadcast(2, rules(Wait, 1), 2, 0);
         let bytes = Bytes::new(2);
         let writer = attach(&core, Primary);
@@ -141,7 +141,7 @@ fn newcomer_keeps_its_first_message() {
 /// HOLD: a buffer is not written again while a reader has it, although the writer does not wait.
 #[test]
 fn held_message_is_not_overwritten() {
-    explore("held_message_is_not_overwritten", Some(3), || {
+    explore("held_message_is_not_overwritten", || {
         let core = broadcast(2, rules(Skip, 0), 2, 0);
         let bytes = Bytes::new(2);
         let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
@@ -170,7 +170,7 @@ fn held_message_is_not_overwritten() {
 /// OVERWRITE: a small message is whole, or of a later position.
 #[test]
 fn overwritten_inline_message_is_not_torn() {
-    explore("overwritten_inline_message_is_not_torn", Some(3), || {
+    explore("overwritten_inline_message_is_not_torn", || {
         let core = broadcast(2, rules(Skip, 0), 1, 0);
         let bytes = Bytes::new(1);
         let (writer, reader) = (attach(&core, Primary), attach(&core, Secondary));
@@ -188,7 +188,7 @@ fn overwritten_inline_message_is_not_torn() {
 /// A writer dies. Its successor knows what readers hold, and frees the rest.
 #[test]
 fn writers_role_is_inherited() {
-    explore("writers_role_is_inherited", Some(2), || {
+    explore("writers_role_is_inherited", || {
         let core = broadcast(2, rules(Wait, 0), 2, 0);
         let bytes = Bytes::new(2);
         let (first, reader) = (attach(&core, Primary), attach(&core, Secondary));
@@ -213,7 +213,7 @@ fn writers_role_is_inherited() {
 /// A reader that detaches has passed all messages. A later reader in the same seat is a different one.
 #[test]
 fn writer_does_not_wait_for_a_detached_reader() {
-    explore("writer_does_not_wait_for_a_detached_reader", Some(2), || {
+    explore("writer_does_not_wait_for_a_detached_reader", || {
         let core = broadcast(1, rules(Wait, 0), 1, 0);
         let bytes = Bytes::new(1);
         let (writer, first) = (attach(&core, Primary), attach(&core, Secondary));

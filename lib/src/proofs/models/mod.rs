@@ -1,6 +1,5 @@
-//! Loom models. Each explores the interleavings of its threads, with all values that relaxed loads may return: all
-//! interleavings with at most one pre-emption, and those with more as far as time allows. `cargo test ... -- --nocapture`
-//! prints how far.
+//! Loom models. Each explores the interleavings of its threads, with all values that relaxed loads may return: all interleavings
+//! with at most as many pre-emptions as is stated here. `cargo test ... -- --nocapture` prints how many there are.
 
 mod admission;
 mod broadcast;
@@ -19,28 +18,57 @@ use std::time::{Duration, Instant};
 use super::stage::{self, HeldBuffers, ReceivedItem};
 use crate::link::endpoint::Endpoint;
 
-/// Time limit of each deeper search of a model. `LOOM_MAX_DURATION` (in seconds) changes it.
-const DEEPER_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit of the search with one pre-emption, which every model must finish.
-const FIRST_LIMIT: Duration = Duration::from_secs(180);
+/// Models that are explored in full with one pre-emption, where two would take minutes. All that are in no list are explored with two.
+#[rustfmt::skip]
+const ONE: &[&str] = &[
+    "bytes_of_the_dead_are_not_written_late", "client_dead_in_a_reception",
+    "client_of_a_dead_server_gets_its_replies_then_an_error", "dead_clients_replies_are_freed",
+    "dead_loan_is_taken_back_once", "dead_receiver_mpmc", "dead_receiver_spsc", "dead_sender_behind_another",
+    "dead_sender_mpmc", "dead_sender_spsc", "free_buffer_is_found_while_its_hint_moves",
+    "known_message_is_not_overlooked", "living_pair_is_not_orphaned", "mpmc_two_consumers_capacity_2",
+    "mpmc_two_producers_capacity_1", "mpmc_two_producers_capacity_2", "newcomer_keeps_its_loan",
+    "newcomer_keeps_its_message_mpmc", "newcomer_keeps_its_request", "newcomer_or_emptier_sees_the_other",
+    "one_of_many_consumers_dead_before_head", "posts", "producer_hands_its_role_over",
+    "released_lock_means_death_unless_detached", "sender_dead_before_tail",
+    "single_consumer_dead_before_head", "single_consumer_dead_before_head_and_its_seat", "stolen_twice",
+    "two_seats_and_one_buffer", "two_seats_and_two_buffers",
+    "user_or_replacer_of_a_type_of_requests_sees_the_other", "writer_does_not_wait_for_a_detached_reader",
+];
+/// Models that are explored in full with three pre-emptions.
+#[rustfmt::skip]
+const THREE: &[&str] = &[
+    "consumer_hands_its_role_over", "exhausted_seat_finds_a_released_buffer",
+    "late_failure_does_not_reach_a_later_request", "mpmc_one_to_one", "mpmc_two_consumers_capacity_1",
+    "newcomer_keeps_its_details", "no_receiver_sleeps_over_a_message_mpmc",
+    "no_receiver_sleeps_over_a_message_spsc", "send_before_a_false_report_of_death_arrives",
+    "send_before_an_eviction_arrives", "spsc_capacity_2", "stale_hints_cost_a_retry_only",
+];
+/// Models of which all schedules are explored.
+const ALL: &[&str] = &["post_makes_messages_visible", "role_has_one_successor", "seats_are_not_shared"];
 
-/// Explores `model`: all schedules with one pre-emption, then with two and so on, up to `most`, or without a limit for
-/// `None`.
+/// Time limit of the search that every model must finish.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Explores all schedules of `model` with as many pre-emptions as the lists above say, and fails if that takes too long.
 ///
-/// Every model must finish the first search. A deeper one that takes too long is cut short. The last line of the output
-/// gives the number of pre-emptions that was explored in full.
-fn explore(name: &str, most: Option<usize>, model: impl Fn() + Sync + Send + 'static) {
+/// With `LOOM_MAX_DURATION`, schedules with one more, with two more and so on follow, for so many seconds each. The last line of
+/// the output gives the number of pre-emptions that was explored in full.
+fn explore(name: &str, model: impl Fn() + Sync + Send + 'static) {
     let model = Arc::new(model);
-    let bounds = most.map_or(vec![Some(1), None], |most| (1..=most).map(Some).collect());
-    let mut before = 0;
-    let mut finished = None;
-    for bound in bounds {
+    let stated = match name {
+        _ if ALL.contains(&name) => None,
+        _ if ONE.contains(&name) => Some(1),
+        _ if THREE.contains(&name) => Some(3),
+        _ => Some(2),
+    };
+    let (mut bound, mut before, mut finished) = (stated, 0, None);
+    loop {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = bound;
         builder.max_branches = 20_000;
         builder.checkpoint_interval = 200;
-        let deeper = builder.max_duration.unwrap_or(DEEPER_LIMIT);
-        let limit = if finished.is_none() { deeper.max(FIRST_LIMIT) } else { deeper };
+        let deeper = builder.max_duration;
+        let limit = if finished.is_none() { LIMIT } else { deeper.unwrap_or(LIMIT) };
         builder.max_duration = Some(limit);
         let count = Arc::new(AtomicUsize::new(0));
         let (counter, start) = (Arc::clone(&count), Instant::now());
@@ -51,21 +79,21 @@ fn explore(name: &str, most: Option<usize>, model: impl Fn() + Sync + Send + 'st
             spawn(move || model()).join().unwrap();
         });
         let (count, took) = (count.load(Ordering::Relaxed), start.elapsed());
-        let bound = bound.map_or("all".into(), |bound| bound.to_string());
+        let shown = bound.map_or("all".into(), |bound| bound.to_string());
         let cut = if took >= limit { ", cut short" } else { "" };
-        eprintln!("{name}, pre-emptions {bound}: {count} executions, {:.2} s{cut}", took.as_secs_f64());
+        eprintln!("{name}, pre-emptions {shown}: {count} executions, {:.2} s{cut}", took.as_secs_f64());
         if !cut.is_empty() {
             break;
         }
-        finished = Some(bound);
+        finished = Some(shown);
         // A deeper search would find no further schedule.
-        if count == before {
+        if deeper.is_none() || bound.is_none() || count == before {
             break;
         }
-        before = count;
+        (bound, before) = (bound.map(|bound| bound + 1), count);
     }
     let finished =
-        finished.unwrap_or_else(|| panic!("{name}: not even one pre-emption was explored in full"));
+        finished.unwrap_or_else(|| panic!("{name}: {stated:?} pre-emptions were not explored in {LIMIT:?}"));
     eprintln!("{name}: explored in full up to pre-emptions: {finished}");
 }
 

@@ -64,7 +64,7 @@ fn sleep_on(endpoint: &Endpoint, sleepers: Sleepers<'_>, futex: &Futex, ready: i
 }
 
 fn never_sleeps_over(name: &'static str, single: bool) {
-    explore(name, Some(3), move || {
+    explore(name, move || {
         let core = link(2, single, 1, 0);
         let (producer, consumer, futex) = (attach(&core, Primary), attach(&core, Secondary), Futex::new());
         let sender = {
@@ -98,7 +98,7 @@ fn no_receiver_sleeps_over_a_message_mpmc() {
 /// Posts are counted: each is taken once, wakes a sleeper, and makes visible what was sent before it.
 #[test]
 fn posts() {
-    explore("posts", Some(2), || {
+    explore("posts", || {
         let core = link(2, false, 1, 0);
         let futex = Futex::new();
         let (producer, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -128,7 +128,7 @@ fn posts() {
 /// Messages that were sent before a post are visible after it.
 #[test]
 fn post_makes_messages_visible() {
-    explore("post_makes_messages_visible", None, || {
+    explore("post_makes_messages_visible", || {
         let core = link(2, true, 1, 0);
         let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
         let sender = spawn(move || {
@@ -144,7 +144,7 @@ fn post_makes_messages_visible() {
 /// A participant in the seat of a dead one sleeps, while another still recovers the dead one's buffers.
 #[test]
 fn late_recovery_loses_no_wake_up() {
-    explore("late_recovery_loses_no_wake_up", Some(2), || {
+    explore("late_recovery_loses_no_wake_up", || {
         let core = link(2, true, 1, 0);
         let dead = attach(&core, Secondary);
         let (producer, late) = (attach(&core, Primary), attach(&core, Primary));
@@ -189,7 +189,7 @@ fn wake_to_look_for_events(endpoint: &Endpoint, futex: &Futex) {
 /// Messages are reported as lost while a participant sleeps for events: it is woken. Another one that receives the next message knows.
 #[test]
 fn no_participant_sleeps_over_lost_messages() {
-    explore("no_participant_sleeps_over_lost_messages", Some(2), || {
+    explore("no_participant_sleeps_over_lost_messages", || {
         let core = link(1, true, 1, 0);
         let (sleeper, receiver) = (attach(&core, Secondary), attach(&core, Secondary));
         let (forwarder, futex) = (attach(&core, Primary), Futex::new());
@@ -220,7 +220,7 @@ fn no_participant_sleeps_over_lost_messages() {
 /// A peer attaches and dies while a participant sleeps for events: it is woken for both, and each is reported once.
 #[test]
 fn no_participant_sleeps_over_an_event() {
-    explore("no_participant_sleeps_over_an_event", Some(2), || {
+    explore("no_participant_sleeps_over_an_event", || {
         let core = link(1, true, 1, 0);
         let (sleeper, recoverer, futex) = (attach(&core, Secondary), attach(&core, Primary), Futex::new());
         let mut peers = PeerObserver::new(&core.seats, sleeper.me.seat, sleeper.me.word.side());
@@ -254,7 +254,7 @@ fn no_participant_sleeps_over_an_event() {
 #[test]
 fn no_reader_sleeps_over_a_broadcast() {
     use super::super::stage::{broadcast, rules};
-    explore("no_reader_sleeps_over_a_broadcast", Some(2), || {
+    explore("no_reader_sleeps_over_a_broadcast", || {
         let core = broadcast(2, rules(crate::config::SlowReaders::Wait, 0), 1, 0);
         let (writer, futex) = (attach(&core, Primary), Futex::new());
         let readers = [attach(&core, Secondary), attach(&core, Secondary)].map(|reader| {

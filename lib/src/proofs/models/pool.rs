@@ -18,7 +18,7 @@ fn loan_and_release(endpoint: &Endpoint, bytes: &Bytes, rounds: i32) {
 #[test]
 fn exhausted_seat_finds_a_released_buffer() {
     for by_seat in [true, false] {
-        explore("exhausted_seat_finds_a_released_buffer", Some(3), move || {
+        explore("exhausted_seat_finds_a_released_buffer", move || {
             let core = link(1, true, 1, 0);
             let bytes = Bytes::new(1);
             let (a, b) = (attach(&core, Primary), attach(&core, Secondary));
@@ -38,7 +38,7 @@ fn exhausted_seat_finds_a_released_buffer() {
 /// Two seats have at most one buffer each, of two: a free one is always found, also while the other seat moves the hints.
 #[test]
 fn free_buffer_is_found_while_its_hint_moves() {
-    explore("free_buffer_is_found_while_its_hint_moves", Some(3), || {
+    explore("free_buffer_is_found_while_its_hint_moves", || {
         let core = link(1, true, 2, 0);
         let bytes = Bytes::new(2);
         let threads = [Primary, Secondary].map(|side| {
@@ -55,8 +55,8 @@ fn free_buffer_is_found_while_its_hint_moves() {
 }
 
 /// Both seats find their hints in the reserve, then steal them from each other.
-fn two_seats(name: &str, buffers: u32, rounds: i32, preemptions: Option<usize>) {
-    explore(name, preemptions, move || {
+fn two_seats(name: &str, buffers: u32, rounds: i32) {
+    explore(name, move || {
         let core = link(1, true, buffers, 0);
         let bytes = Bytes::new(buffers as usize);
         let (a, b, third) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
@@ -72,18 +72,18 @@ fn two_seats(name: &str, buffers: u32, rounds: i32, preemptions: Option<usize>) 
 
 #[test]
 fn two_seats_and_one_buffer() {
-    two_seats("two_seats_and_one_buffer", 1, 1, Some(3));
+    two_seats("two_seats_and_one_buffer", 1, 1);
 }
 
 #[test]
 fn two_seats_and_two_buffers() {
-    two_seats("two_seats_and_two_buffers", 2, 2, Some(3));
+    two_seats("two_seats_and_two_buffers", 2, 2);
 }
 
 /// One seat releases buffers that the other two steal; the second may steal from the first.
 #[test]
 fn stolen_twice() {
-    explore("stolen_twice", Some(2), || {
+    explore("stolen_twice", || {
         let core = link(1, true, 1, 0);
         let bytes = Bytes::new(1);
         let (a, b, c) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
@@ -104,7 +104,7 @@ fn stolen_twice() {
 /// An owned message is released into the reserve, while another seat moves the reserve's hints into its own bitmap.
 #[test]
 fn released_into_the_reserve_while_it_is_searched() {
-    explore("released_into_the_reserve_while_it_is_searched", Some(3), || {
+    explore("released_into_the_reserve_while_it_is_searched", || {
         let core = link(1, true, 2, 0);
         let bytes = Bytes::new(2);
         let (a, b, third) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));
@@ -124,7 +124,7 @@ fn released_into_the_reserve_while_it_is_searched() {
 /// Hints for two buffers are moved together, after one of the buffers was loaned again.
 #[test]
 fn stale_hints_cost_a_retry_only() {
-    explore("stale_hints_cost_a_retry_only", Some(3), || {
+    explore("stale_hints_cost_a_retry_only", || {
         let core = link(1, true, 2, 0);
         let bytes = Bytes::new(2);
         let (a, b, third) = (attach(&core, Primary), attach(&core, Secondary), attach(&core, Secondary));

@@ -40,7 +40,7 @@ fn both(core: &Core, dead: Participant, first: Side, second: Side, live: impl Fn
 /// The dead participant held a loan with DATA and a received message. A peer continues to loan.
 #[test]
 fn dead_loan_is_taken_back_once() {
-    explore("dead_loan_is_taken_back_once", Some(2), || {
+    explore("dead_loan_is_taken_back_once", || {
         let core = link(1, true, 2, 1);
         let bytes = Bytes::new(2);
         let dead = attach(&core, Primary);
@@ -60,7 +60,7 @@ fn dead_loan_is_taken_back_once() {
 
 /// The dead participant held a received message.
 fn received(name: &str, single: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, single, 2, 1);
         let bytes = Bytes::new(2);
         let dead = attach(&core, Secondary);
@@ -92,7 +92,7 @@ fn dead_receiver_mpmc() {
 
 /// A message that the dead participant had sent is received once, while its buffers are recovered.
 fn sent(name: &str, single: bool, until_tail: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, single, 2, 0);
         let bytes = Bytes::new(2);
         let dead = attach(&core, Primary);
@@ -137,7 +137,7 @@ fn sender_dead_before_tail() {
 /// A message behind another producer's message is kept, although the recoverer has not synchronized with that producer.
 #[test]
 fn dead_sender_behind_another() {
-    explore("dead_sender_behind_another", Some(2), || {
+    explore("dead_sender_behind_another", || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (dead, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -173,7 +173,7 @@ fn take_only(endpoint: &Endpoint) {
 /// The single consumer dies between the store to the owner word and the one to `head`. The next consumer gets the message,
 /// even in the same seat.
 fn before_head(name: &str, same_seat: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, true, 2, 0);
         let bytes = Bytes::new(2);
         let dead = attach(&core, Secondary);
@@ -210,7 +210,7 @@ fn single_consumer_dead_before_head_and_its_seat() {
 /// One of many consumers dies between the exchange on the owner word and the one on `head`. The ring keeps working.
 #[test]
 fn one_of_many_consumers_dead_before_head() {
-    explore("one_of_many_consumers_dead_before_head", Some(2), || {
+    explore("one_of_many_consumers_dead_before_head", || {
         let core = link(1, false, 2, 0);
         let bytes = Bytes::new(2);
         let dead = attach(&core, Secondary);
@@ -240,7 +240,7 @@ fn one_of_many_consumers_dead_before_head() {
 ///
 /// One thread recovers, attaches and works, so that the other learns of the newcomer by its owner words alone.
 fn newcomer(name: &str, single: bool, receives: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, single, 1, 0);
         let bytes = Bytes::new(1);
         let dead = attach(&core, Secondary);
@@ -288,7 +288,7 @@ fn newcomer_keeps_its_message_mpmc() {
 /// A living pair of MSG and DATA never looks orphaned.
 #[test]
 fn living_pair_is_not_orphaned() {
-    explore("living_pair_is_not_orphaned", Some(1), || {
+    explore("living_pair_is_not_orphaned", || {
         let core = link(1, true, 1, 1);
         let dead = abandon(attach(&core, Secondary));
         let (peer, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -308,7 +308,7 @@ fn living_pair_is_not_orphaned() {
 /// slot's word matches it as well.
 #[test]
 fn late_consumer_does_not_take_a_later_loan() {
-    explore("late_consumer_does_not_take_a_later_loan", Some(2), || {
+    explore("late_consumer_does_not_take_a_later_loan", || {
         let core = link(1, false, 1, 0);
         let bytes = Bytes::new(1);
         let (producer, consumer, late) =
@@ -333,7 +333,7 @@ fn late_consumer_does_not_take_a_later_loan() {
 /// A message of a dead participant is received and held, while what the participant held is recovered.
 #[test]
 fn message_of_the_dead_is_kept() {
-    explore("message_of_the_dead_is_kept", Some(2), || {
+    explore("message_of_the_dead_is_kept", || {
         let core = link(1, true, 1, 0);
         let bytes = Bytes::new(1);
         let (dead, consumer, late) =
@@ -354,7 +354,7 @@ fn message_of_the_dead_is_kept() {
 /// wrote.
 #[test]
 fn bytes_of_the_dead_are_not_written_late() {
-    explore("bytes_of_the_dead_are_not_written_late", Some(2), || {
+    explore("bytes_of_the_dead_are_not_written_late", || {
         let core = link(1, true, 1, 0);
         let bytes = Bytes::new(1);
         let (dead, late, peer) = (attach(&core, Primary), attach(&core, Primary), attach(&core, Secondary));
@@ -374,7 +374,7 @@ fn bytes_of_the_dead_are_not_written_late() {
 /// The successor in a dead participant's role has synchronized by the seat alone, and continues where the role stopped.
 #[test]
 fn consumers_role_is_inherited() {
-    explore("consumers_role_is_inherited", Some(2), || {
+    explore("consumers_role_is_inherited", || {
         let core = link(2, true, 2, 0);
         let bytes = Bytes::new(2);
         let (producer, dead) = (attach(&core, Primary), attach(&core, Secondary));
@@ -398,7 +398,7 @@ fn consumers_role_is_inherited() {
 
 #[test]
 fn producers_role_is_inherited() {
-    explore("producers_role_is_inherited", Some(2), || {
+    explore("producers_role_is_inherited", || {
         let core = link(2, true, 2, 0);
         let bytes = Bytes::new(2);
         let (dead, consumer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -421,7 +421,7 @@ fn producers_role_is_inherited() {
 
 /// The participant is evicted while it runs: it releases, or sends, what is being recovered.
 fn evicted(name: &str, sends: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, false, 2, 1);
         let bytes = Bytes::new(2);
         let slow = attach(&core, Primary);
@@ -466,7 +466,7 @@ fn evicted_participant_sends() {
 
 /// The participant is evicted while it sends. If it still has its seat afterwards, the message is received.
 fn overtaken(name: &str, wrongly_found_dead: bool) {
-    explore(name, Some(3), move || {
+    explore(name, move || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (slow, recoverer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -497,7 +497,7 @@ fn send_before_a_false_report_of_death_arrives() {
 /// The same beside another producer, which may move `tail` on behalf of the evicted one.
 #[test]
 fn send_before_an_eviction_arrives_beside_another_producer() {
-    explore("send_before_an_eviction_arrives_beside_another_producer", Some(2), || {
+    explore("send_before_an_eviction_arrives_beside_another_producer", || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (slow, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -521,7 +521,7 @@ fn send_before_an_eviction_arrives_beside_another_producer() {
 /// Here the other producer runs after the recovery, and moves `tail` on behalf of the evicted one.
 #[test]
 fn send_before_an_eviction_arrives_before_another_producer() {
-    explore("send_before_an_eviction_arrives_before_another_producer", Some(3), || {
+    explore("send_before_an_eviction_arrives_before_another_producer", || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (slow, other) = (attach(&core, Primary), attach(&core, Primary));
@@ -546,7 +546,7 @@ fn send_before_an_eviction_arrives_before_another_producer() {
 /// does not change the newcomer's details.
 #[test]
 fn newcomer_keeps_its_details() {
-    explore("newcomer_keeps_its_details", Some(3), || {
+    explore("newcomer_keeps_its_details", || {
         let core = link(1, true, 1, 0);
         let dead = core.seats.attach(&process(7), Primary).unwrap();
         let late = {
@@ -584,7 +584,7 @@ const INODE: u64 = 4711;
 /// process takes it. Neither counts as dead; a participant that ends without detaching does.
 #[test]
 fn released_lock_means_death_unless_detached() {
-    explore("released_lock_means_death_unless_detached", None, || {
+    explore("released_lock_means_death_unless_detached", || {
         let core = link(1, false, 1, 0);
         let lock: KernelLock = Arc::new(Mutex::new(false));
         let comes_and_goes = {
@@ -614,7 +614,7 @@ fn released_lock_means_death_unless_detached() {
 /// Two participants claim the role of a dead one: exactly one gets it.
 #[test]
 fn role_has_one_successor() {
-    explore("role_has_one_successor", None, || {
+    explore("role_has_one_successor", || {
         let core = link(1, true, 1, 0);
         let dead = attach(&core, Secondary);
         let Ring::Spsc(ring) = &dead.incoming else { unreachable!() };
@@ -644,7 +644,7 @@ fn role_has_one_successor() {
 /// Two participants attach and one detaches: no seat is shared, and its details are its participant's.
 #[test]
 fn seats_are_not_shared() {
-    explore("seats_are_not_shared", None, || {
+    explore("seats_are_not_shared", || {
         let core = link(1, true, 1, 0);
         let first = core.seats.attach(&process(7), Primary).unwrap();
         let other = {
@@ -665,7 +665,7 @@ fn seats_are_not_shared() {
 /// Another participant drains a newcomer's messages, while the newcomer's predecessor is still being recovered.
 #[test]
 fn detaching_releases_everything() {
-    explore("detaching_releases_everything", Some(2), || {
+    explore("detaching_releases_everything", || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (leaver, consumer) = (attach(&core, Primary), attach(&core, Secondary));

@@ -51,7 +51,7 @@ fn take_reply(client: &Endpoint, bytes: &Bytes, id: RequestId, position: u64) ->
 /// More replies than can wait.
 #[test]
 fn replies_arrive_in_order_with_their_bytes() {
-    explore("replies_arrive_in_order_with_their_bytes", Some(2), || {
+    explore("replies_arrive_in_order_with_their_bytes", || {
         let (core, bytes, client, server) = ends(3);
         let id = request(&client, &bytes, 1);
         let serving = {
@@ -78,7 +78,7 @@ fn replies_arrive_in_order_with_their_bytes() {
 /// The next request in the slot gets none of its replies.
 #[test]
 fn late_reply_does_not_reach_a_later_request() {
-    explore("late_reply_does_not_reach_a_later_request", Some(3), || {
+    explore("late_reply_does_not_reach_a_later_request", || {
         let (core, bytes, client, server) = ends(3);
         let first = request(&client, &bytes, 1);
         let taken = take(&server, &bytes, 1);
@@ -106,7 +106,7 @@ fn late_reply_does_not_reach_a_later_request() {
 /// A server drops the request while its client gives up, and the next request is made.
 #[test]
 fn late_failure_does_not_reach_a_later_request() {
-    explore("late_failure_does_not_reach_a_later_request", Some(3), || {
+    explore("late_failure_does_not_reach_a_later_request", || {
         let (core, bytes, client, server) = ends(2);
         let first = request(&client, &bytes, 1);
         let taken = take(&server, &bytes, 1);
@@ -138,7 +138,7 @@ fn recovered(core: &Core, dead: Participant, live: impl FnOnce()) -> RecoverySta
 
 #[test]
 fn dead_clients_replies_are_freed() {
-    explore("dead_clients_replies_are_freed", Some(2), || {
+    explore("dead_clients_replies_are_freed", || {
         let (core, bytes, client, server) = ends(2);
         let id = client.open_request().expect("a slot");
         assert!(reply(&server, &bytes, id, (0, false), 10));
@@ -156,7 +156,7 @@ fn dead_clients_replies_are_freed() {
 /// checks the slot.
 #[test]
 fn client_dead_in_a_reception() {
-    explore("client_dead_in_a_reception", Some(2), || {
+    explore("client_dead_in_a_reception", || {
         let (core, bytes, client, server) = ends(1);
         let id = client.open_request().expect("a slot");
         let held = loan_and_write(&server, &bytes, 10).expect("a buffer");
@@ -180,7 +180,7 @@ fn client_dead_in_a_reception() {
 
 #[test]
 fn client_of_a_dead_server_gets_its_replies_then_an_error() {
-    explore("client_of_a_dead_server_gets_its_replies_then_an_error", Some(2), || {
+    explore("client_of_a_dead_server_gets_its_replies_then_an_error", || {
         let (core, bytes, client, server) = ends(3);
         let id = request(&client, &bytes, 1);
         let taken = take(&server, &bytes, 1);
@@ -200,7 +200,7 @@ fn client_of_a_dead_server_gets_its_replies_then_an_error() {
 /// One recoverer has freed the buffer of the request, and it holds another request, while the other recoverer still looks.
 #[test]
 fn late_recovery_does_not_fail_a_later_request() {
-    explore("late_recovery_does_not_fail_a_later_request", Some(2), || {
+    explore("late_recovery_does_not_fail_a_later_request", || {
         let (core, bytes, client, server) = ends(1);
         let first = request(&client, &bytes, 1);
         take(&server, &bytes, 1);
@@ -225,7 +225,7 @@ fn late_recovery_does_not_fail_a_later_request() {
 /// A newcomer takes the seat as soon as it is vacant, while another process still recovers its predecessor.
 #[test]
 fn newcomer_keeps_its_request() {
-    explore("newcomer_keeps_its_request", Some(2), || {
+    explore("newcomer_keeps_its_request", || {
         let (core, bytes, client, server) = ends(2);
         let first = client.open_request().expect("a slot");
         assert!(reply(&server, &bytes, first, (0, false), 10));

@@ -9,7 +9,7 @@ use crate::participant::Side::{Primary, Secondary};
 use crate::sync::{AtomicU64, Ordering};
 
 fn one_to_one(name: &str, capacity: u32, buffers: u32, count: i32, single: bool) {
-    explore(name, Some(3), move || {
+    explore(name, move || {
         let core = link(capacity, single, buffers, 0);
         let bytes = Bytes::new(buffers as usize);
         let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -41,7 +41,7 @@ fn mpmc_one_to_one() {
 }
 
 fn inline(name: &str, capacity: u32, count: i32, single: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(capacity, single, 1, 0);
         let bytes = Bytes::new(1);
         let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -57,7 +57,7 @@ fn inline(name: &str, capacity: u32, count: i32, single: bool) {
 
 /// Bytes in both lines of the only slot or cell, and its next message in one line only.
 fn two_lines(name: &str, single: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, single, 1, 0);
         let bytes = Bytes::new(1);
         let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -100,7 +100,7 @@ fn mpmc_inline_capacity_1() {
 
 /// A batch moves `head` once. The slots before it must not be overwritten earlier.
 fn batch(name: &str, single: bool, inline: bool) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(2, single, 3, 0);
         let bytes = Bytes::new(3);
         let (producer, consumer) = (attach(&core, Primary), attach(&core, Secondary));
@@ -148,7 +148,7 @@ fn mpmc_batch() {
 /// multiply the schedules without new orders of the ring's own steps. One message is exchanged first, so that positions
 /// pass the end of the slots.
 fn many(name: &str, capacity: u32, producers: i32, consumers: usize, each: i32) {
-    explore(name, Some(3), move || {
+    explore(name, move || {
         let buffers = capacity + 2;
         let core = link(capacity, false, buffers, 0);
         let bytes = Bytes::new(buffers as usize);
@@ -221,7 +221,7 @@ fn mpmc_two_consumers_capacity_2() {
 /// The producer's role passes from one participant to the next, with all that the last one knew.
 #[test]
 fn producer_hands_its_role_over() {
-    explore("producer_hands_its_role_over", Some(3), || {
+    explore("producer_hands_its_role_over", || {
         let core = link(2, true, 3, 0);
         let bytes = Bytes::new(3);
         let (first, second, consumer) =
@@ -256,7 +256,7 @@ fn producer_hands_its_role_over() {
 /// The consumer's role passes in the same way.
 #[test]
 fn consumer_hands_its_role_over() {
-    explore("consumer_hands_its_role_over", Some(3), || {
+    explore("consumer_hands_its_role_over", || {
         let core = link(2, true, 3, 0);
         let bytes = Bytes::new(3);
         let producer = attach(&core, Primary);
@@ -283,7 +283,7 @@ fn consumer_hands_its_role_over() {
 /// A consumer that knows of a message finds the ring not empty, even if the producer of an earlier one has not moved `tail`.
 #[test]
 fn known_message_is_not_overlooked() {
-    explore("known_message_is_not_overlooked", Some(3), || {
+    explore("known_message_is_not_overlooked", || {
         let core = link(2, false, 2, 0);
         let bytes = Bytes::new(2);
         let (first, second, consumer) =

@@ -31,7 +31,7 @@ fn user_or_replacer_of_a_type_of_requests_sees_the_other() {
 }
 
 fn user_or_replacer(name: &str, new: PayloadTypes) {
-    explore(name, Some(2), move || {
+    explore(name, move || {
         let core = link(1, true, 1, 0);
         let old = named("old", "kept");
         let first = attach(&core, Primary);
@@ -52,7 +52,7 @@ fn user_or_replacer(name: &str, new: PayloadTypes) {
 /// A sender with the declared type, which comes and leaves while another participant replaces the type.
 #[test]
 fn type_of_a_waiting_message_is_kept_when_its_sender_leaves() {
-    explore("type_of_a_waiting_message_is_kept_when_its_sender_leaves", Some(2), || {
+    explore("type_of_a_waiting_message_is_kept_when_its_sender_leaves", || {
         let core = link(1, true, 1, 0);
         let (sender, other) = (attach(&core, Primary), attach(&core, Secondary));
         core.declare_types(&other.me, &named("old", "kept")).unwrap();
