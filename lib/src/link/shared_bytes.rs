@@ -117,7 +117,7 @@ mod tests {
     fn each_range_is_copied_as_it_is() {
         let bytes: Vec<u8> = (0..40).collect();
         let shared = SharedBytes::of(&bytes, (NonNull::from(&bytes[..]).cast(), 40));
-        for from in 0..=bytes.len() {
+        for from in (0..=bytes.len()).step_by(if cfg!(miri) { 3 } else { 1 }) {
             for to in from..=bytes.len() {
                 assert_eq!(shared.get(from..to).map(|some| some.to_vec()), Some(bytes[from..to].to_vec()));
             }

@@ -239,7 +239,8 @@ mod tests {
 
     #[test]
     fn every_changed_bit_is_detected() {
-        for bit in 0..WORDS * 64 {
+        // Miri takes 40 s for all of them.
+        for bit in (0..WORDS * 64).step_by(if cfg!(miri) { 61 } else { 1 }) {
             let lines = Lines::heap(2);
             header().write(&lines);
             let word = lines[bit / 64 / WORDS_PER_LINE].word(bit / 64 % WORDS_PER_LINE);
