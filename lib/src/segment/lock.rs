@@ -275,7 +275,7 @@ impl Lock {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[cfg(not(miri))]
 mod tests {
     use super::*;
