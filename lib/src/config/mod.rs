@@ -45,7 +45,8 @@ mod pool;
 mod read;
 mod show;
 // Miri cannot read files here, and this module has no unsafe code for it to check.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 #[cfg(feature = "yaml")]
 #[cfg(not(miri))]
 mod tests;

@@ -275,7 +275,8 @@ impl Lock {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 #[cfg(not(miri))]
 mod tests {
     use super::*;
