@@ -15,7 +15,7 @@ It reports, in comments, strings and documents:
   old name    a name that docs/glossary.md replaces
   twice       a type name of product code that is defined twice
   test name   a test whose name begins with an article, "it", "who" or "what", or contains "nobody", "seldom" or the like: begin with the subject
-  link        a relative link in a document to a file or heading that does not exist, in any document of the repository
+  link        a relative link in a document to a file or heading that does not exist, in any document of the repository; a page of docs/ without links
 """
 
 import re
@@ -235,8 +235,8 @@ def anchors_of(text):
 
 
 def broken_links(path, text):
-    """Links of a document to files of the repository, or to headings in them, that do not exist."""
-    in_code = False
+    """Links of a document to files of the repository, or to headings in them, that do not exist. A page of docs/ links to another."""
+    in_code, is_lonely = False, path.parent == ROOT / "docs"
     for number, line in enumerate(text.split("\n"), 1):
         in_code ^= line.lstrip().startswith("```")
         if in_code:
@@ -246,10 +246,13 @@ def broken_links(path, text):
             if re.match(r"[a-z]+:", target):
                 continue
             name, _, anchor = target.partition("#")
+            is_lonely &= not name.endswith(".md")
             other = path.parent / name
             in_document = not name or other.suffix == ".md"
             if not other.exists() or (anchor and in_document and anchor not in anchors_of(other.read_text() if name else text)):
                 yield number, "link", target
+    if is_lonely:
+        yield 1, "link", "none to another document"
 
 
 def defined_twice(sources):

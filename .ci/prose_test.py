@@ -109,7 +109,7 @@ class Prose(unittest.TestCase):
 
         self.assertEqual(broken("[a](glossary.md) [b](../README.md#try-it) [c](https://example.com/x) [d](#top)\n# Top\n"), set())
         self.assertEqual(broken("[a](none.md) [b](../README.md#none) [c](#none)"), {"none.md", "../README.md#none", "#none"})
-        self.assertEqual(broken("[a]: none.rs\n```\n[b](none.md)\n```\n"), {"none.rs"})
+        self.assertEqual(broken("[a]: none.rs\n```\n[b](none.md)\n```\n"), {"none.rs", "none to another document"})
 
     def test_anchors_are_those_of_github(self):
         self.assertEqual(prose.anchors_of("# A `b`, c-d!\n## A b c-d\n"), {"a-b-c-d", "a-b-c-d-1"})

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -834,73 +834,6 @@ fn doctor_command_runs() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let expected = if report["verdict"] == "works" { 0 } else { 1 };
     assert_eq!(status(&output), expected, "{report}");
-}
-
-/// Every Markdown file below `dir`, without what is built.
-fn markdown(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
-        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
-        let is_built = name == "target" || (name.starts_with('.') && name != ".github");
-        if entry.file_type().unwrap().is_dir() && !is_built {
-            markdown(&path, found);
-        } else if name.ends_with(".md") {
-            found.push(path);
-        }
-    }
-}
-
-/// The text of a Markdown file without its code.
-fn prose(path: &Path) -> String {
-    let whole = fs::read_to_string(path).unwrap();
-    let mut is_code = false;
-    let lines = whole.lines().filter(|line| {
-        is_code ^= line.trim_start().starts_with("```");
-        !is_code
-    });
-    lines.collect::<Vec<_>>().join("\n")
-}
-
-/// The anchors that GitHub makes of the headings.
-fn anchors(path: &Path) -> Vec<String> {
-    let text = prose(path);
-    let headings = text.lines().filter(|line| line.starts_with('#'));
-    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
-    headings
-        .map(|line| {
-            line.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>()
-        })
-        .map(|anchor| anchor.replace(' ', "-"))
-        .collect()
-}
-
-#[test]
-fn document_links_resolve_and_every_document_has_links() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut files = Vec::new();
-    markdown(&root, &mut files);
-    assert!(files.len() > 15, "{files:?}");
-    let mut wrong = Vec::new();
-    for file in &files {
-        let text = prose(file);
-        // In code between backticks there are no links.
-        let text = text.split('`').step_by(2).collect::<String>();
-        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-        let targets: Vec<_> =
-            targets.map(|(target, _)| target).filter(|target| !target.contains("://")).collect();
-        for target in &targets {
-            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
-            let there = if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
-            let has_anchor = || anchor.is_empty() || anchors(&there).iter().any(|found| found == anchor);
-            if !there.exists() || !has_anchor() {
-                wrong.push(format!("{}: {target}", file.display()));
-            }
-        }
-        let is_document = file.parent().is_some_and(|parent| parent.ends_with("docs"));
-        if is_document && !targets.iter().any(|target| target.contains(".md")) {
-            wrong.push(format!("{} links to no other document", file.display()));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
