@@ -1,6 +1,6 @@
 //! All calls to the kernel and the C library that shmesh makes, behind safe functions.
 //!
-//! No other product crate depends on `libc` or `nix`, declares C functions or contains assembly, which `tests/dependencies.rs`
+//! No other product crate depends on `libc` or `nix`, declares C functions or contains assembly, which `.ci/kernel.py`
 //! checks. There are three exceptions: `lib/posix`, which takes the place of the C library in programs and depends on `libc`;
 //! `lib/src/device`, which loads drivers of vendors; and the prefetch instructions in `lib/src/segment/lines.rs`.
 //!
