@@ -595,12 +595,6 @@ pub struct Refused {
 }
 
 /// The answer to one request.
-///
-/// ```
-/// use shmesh_proto::broker::{Code, Reply, reply};
-/// let refused = Reply::refused(3, Code::Denied, "no such key, or this process is not admitted to it");
-/// assert!(matches!(refused.result, Some(reply::Result::Refused(_))));
-/// ```
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Reply {
     /// The id of the request. 0 for events, challenges and memory that was not requested, and when the connection itself is

@@ -10,17 +10,6 @@
 //!
 //! A packet is one protobuf message in one `SOCK_SEQPACKET` packet; descriptors are passed with it as ancillary data,
 //! in the order that the message defines. This crate does no I/O.
-//!
-//! ```
-//! use shmesh_proto::broker::{Attach, Request, Side, request};
-//! use shmesh_proto::packet;
-//!
-//! let attach = Attach { side: Side::Secondary.into() };
-//! let bytes = packet::encode(&Request::new(1, request::Op::Attach(attach)));
-//! let same: Request = packet::decode(&bytes)?;
-//! assert_eq!((same.version, same.id), (shmesh_proto::limits::VERSION, 1));
-//! # Ok::<(), packet::Malformed>(())
-//! ```
 
 pub mod broker;
 pub mod identity;

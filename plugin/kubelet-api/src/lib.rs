@@ -14,21 +14,6 @@
 //!
 //! Clients and servers are generic over the transport. With tonic's `transport` feature, use `Endpoint::connect_with_connector`
 //! and `Server::serve_with_incoming` for unix sockets.
-//!
-//! ```
-//! use shmesh_kubelet_api::deviceplugin::{Device, ListAndWatchResponse, RegisterRequest};
-//! use shmesh_kubelet_api::{API_VERSION, HEALTHY};
-//!
-//! let announce = RegisterRequest {
-//!     version: API_VERSION.to_owned(),
-//!     endpoint: "shm.sock".to_owned(),
-//!     resource_name: "shmesh.io/shm".to_owned(),
-//!     options: None,
-//! };
-//! let unit = Device { id: "u0".to_owned(), health: HEALTHY.to_owned(), topology: None };
-//! let list = ListAndWatchResponse { devices: vec![unit] };
-//! assert_eq!((announce.version.as_str(), list.devices.len()), ("v1beta1", 1));
-//! ```
 
 /// The version of the device plugin interface that kubelets since 1.10 speak.
 pub const API_VERSION: &str = "v1beta1";
