@@ -148,12 +148,6 @@ impl Api {
         Some((entry.pod.clone(), entry.status.clone()))
     }
 
-    pub(crate) fn pod_named(&self, namespace: &str, name: &str) -> Option<Pod> {
-        let state = self.state();
-        let mut pods = state.pods.iter().map(|entry| &entry.pod);
-        pods.find(|pod| pod.namespace == namespace && pod.name == name).cloned()
-    }
-
     pub(crate) fn update(&self, uid: &str, change: impl FnOnce(&mut PodStatus)) {
         if let Some(entry) = self.state().pods.iter_mut().find(|entry| entry.pod.uid == uid) {
             change(&mut entry.status);

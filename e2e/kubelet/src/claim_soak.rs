@@ -1,6 +1,7 @@
 //! Random sequences of events around claims, against an oracle: the claims that a driver must have prepared.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
@@ -9,7 +10,6 @@ use crate::apiserver::ApiServer;
 use crate::node::Node;
 use crate::pod::{Container, Phase, Pod};
 use crate::random::Chance;
-use crate::soak::Failure;
 
 /// How long it may take, by the node's clock, until the driver has prepared exactly the claims of the pods: the loop of the kubelet and
 /// the retry of a pod, twice.
@@ -86,6 +86,24 @@ pub struct ClaimReport {
     pub slowest: Duration,
 }
 
+/// The first error, with the steps before it.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    seed: u64,
+    history: Vec<String>,
+    what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = &self.history[self.history.len().saturating_sub(8)..];
+        let Self { seed, history, what } = self;
+        write!(f, "step {} of seed {seed}: {what}; last steps: [{}]", history.len(), last.join(", "))
+    }
+}
+
+impl std::error::Error for Failure {}
+
 /// Takes `steps` steps, and after each checks that, within 200 seconds, every pod runs, the driver has prepared exactly the claims
 /// of these pods, its slices are published, and no claim is allocated without a pod. The kubelet and the driver must run, and the
 /// driver must publish devices for eight claims.
@@ -116,7 +134,7 @@ pub async fn claim_soak<S: DriverSubject>(
     }
     let history = history.iter().map(|step| format!("{step:?}")).collect();
     let report = run.report;
-    outcome.map(|()| report).map_err(|what| Failure::new(seed, history, what))
+    outcome.map(|()| report).map_err(|what| Failure { seed, history, what })
 }
 
 struct Run<'a, S> {

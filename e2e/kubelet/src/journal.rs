@@ -49,8 +49,6 @@ pub enum Event {
     AllocateCalled { resource: String, pod: String, container: String, devices: Vec<String> },
     /// Allocate answered, and the devices belong to the container.
     Allocated { resource: String, pod: String, container: String, devices: Vec<String> },
-    /// The kubelet called PreStartContainer.
-    PreStartCalled { resource: String, pod: String, container: String, devices: Vec<String> },
     /// The pod was admitted.
     Admitted { pod: String },
     /// The pod was not admitted.

@@ -38,7 +38,6 @@ pub(crate) struct Kubelet {
     api: Arc<Api>,
     pub(crate) manager: Arc<Manager>,
     pub(crate) dra: Arc<Dra>,
-    pub(crate) registry: Arc<Registry>,
     pub(crate) process: Process,
     /// Locked during an admission: the kubelet admits one pod at a time.
     admission: Mutex<()>,
@@ -69,7 +68,6 @@ impl Kubelet {
             api: Arc::clone(api),
             manager,
             dra,
-            registry,
             process: process.clone(),
             admission: Mutex::default(),
             workers: std::sync::Mutex::default(),

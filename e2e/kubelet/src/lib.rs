@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `node.rs` | [`Node`]: actions on a node, and its state |
 //! | `config.rs` | [`Config`]: paths, clock and behaviour of the kubelet |
-//! | `clock.rs` | [`Clock`]: tokio's clock, or a manual one |
+//! | `clock.rs` | [`Clock`]: tokio's clock, starting at zero |
 //! | `pod.rs` | [`Pod`], [`Container`], and their status |
 //! | `journal.rs` | [`Event`]: the log of events |
 //! | `api.rs` | state that outlives the kubelet: pods, containers, the status of the node |
@@ -14,8 +14,7 @@
 //! | `dra` | dynamic resource allocation: claims and their drivers |
 //! | `registry` | registration and discovery of plugins |
 //! | `podresources.rs` | the pod resources server |
-//! | `soak.rs` | [`soak`]: random sequences against an oracle |
-//! | `claim_soak.rs` | [`claim_soak`]: the same for claims |
+//! | `claim_soak.rs` | [`claim_soak`]: random sequences around claims, against an oracle |
 //! | `wire` | gRPC with the quirks of grpc-go |
 //! | `names.rs`, `random.rs`, `process.rs` | resource names; a seeded random generator; task groups |
 //!
@@ -37,23 +36,18 @@ mod podresources;
 mod process;
 mod random;
 mod registry;
-mod soak;
 mod wire;
 
 pub use api::Quantity;
 pub use apiserver::{ApiError, ApiServer, RequestKind, Verb};
-pub use claim_soak::{ClaimReport, ClaimStep, DriverSubject, claim_soak};
-pub use clock::{Clock, Hand};
+pub use claim_soak::{ClaimReport, ClaimStep, DriverSubject, Failure, claim_soak};
+pub use clock::Clock;
 pub use config::{Config, Paths, Race};
 pub use dra::PreparedClaim;
 pub use journal::{Event, Record};
 pub use names::is_extended_resource_name;
 pub use node::{Holder, Late, Node};
-pub use pod::{
-    ClaimSource, Container, ContainerState, ContainerStatus, Phase, Pod, PodClaim, PodStatus, RunOptions,
-};
-pub use random::Chance;
-pub use soak::{Failure, Report, Step, Subject, soak};
+pub use pod::{Container, ContainerState, ContainerStatus, Phase, Pod, PodClaim, PodStatus, RunOptions};
 
 /// Whether a kubelet would accept this checkpoint by its checksum; `None` if it cannot be parsed.
 pub fn checkpoint_is_intact(text: &str) -> Option<bool> {

@@ -129,14 +129,6 @@ impl Node {
         self.api.stop_containers();
     }
 
-    /// Makes the kubelet drop the plugin of a resource, as in the race by name: the connection is closed,
-    /// plugin and socket remain. Does nothing if no plugin is registered.
-    pub fn give_up(&self, resource: &str) {
-        if let Some(kubelet) = self.kubelet() {
-            kubelet.registry.give_up(resource);
-        }
-    }
-
     /// Binds a pod to the node and returns when it was admitted and its containers were started, or not.
     /// Without a running kubelet the pod stays pending. An existing uid is left unchanged.
     pub async fn add_pod(&self, pod: Pod) -> PodStatus {
@@ -216,13 +208,6 @@ impl Node {
         let start = kubelet.start_container(&pod, container, ContainerState::Running);
         kubelet.process.run(start).await;
         self.pod(uid)?.containers.remove(&container.name)
-    }
-
-    /// Retries containers that did not start.
-    pub async fn sync_pod(&self, uid: &str) {
-        if let Some(kubelet) = self.kubelet() {
-            kubelet.process.run(kubelet.start_containers(uid)).await;
-        }
     }
 
     /// Returns the status of a pod, if it exists.

@@ -19,32 +19,13 @@ pub struct Pod {
     pub claims: Vec<PodClaim>,
 }
 
-/// An entry of `spec.resourceClaims` of a pod.
+/// An entry of `spec.resourceClaims` of a pod: a claim in the pod's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodClaim {
     /// The name that containers use.
     pub name: String,
-    /// Where the claim comes from.
-    pub source: ClaimSource,
-}
-
-/// Where a claim of a pod comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClaimSource {
-    /// `resourceClaimName`: a claim of this name in the namespace of the pod.
-    Named(String),
-    /// `resourceClaimTemplateName`: the claim that was generated for this pod, if it was generated already.
-    Generated(Option<String>),
-}
-
-impl PodClaim {
-    /// Returns the name of the ResourceClaim, if it is known.
-    pub fn object(&self) -> Option<&str> {
-        match &self.source {
-            ClaimSource::Named(name) => Some(name),
-            ClaimSource::Generated(name) => name.as_deref(),
-        }
-    }
+    /// The name of the ResourceClaim.
+    pub object: String,
 }
 
 impl Pod {
@@ -63,16 +44,7 @@ impl Pod {
     /// Adds a claim that exists in the namespace of the pod.
     #[must_use]
     pub fn claim(mut self, name: &str, object: &str) -> Self {
-        let source = ClaimSource::Named(object.to_owned());
-        self.claims.push(PodClaim { name: name.to_owned(), source });
-        self
-    }
-
-    /// Adds a claim that is generated from a template; `object` is its name once it has been generated.
-    #[must_use]
-    pub fn generated_claim(mut self, name: &str, object: Option<&str>) -> Self {
-        let source = ClaimSource::Generated(object.map(str::to_owned));
-        self.claims.push(PodClaim { name: name.to_owned(), source });
+        self.claims.push(PodClaim { name: name.to_owned(), object: object.to_owned() });
         self
     }
 

@@ -115,7 +115,7 @@ fn entries(located: DeviceLocation) -> Vec<ContainerDevices> {
 impl PodResourcesLister for Lister {
     async fn list(
         &self,
-        _request: Request<ListPodResourcesRequest>,
+        _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         self.limiter.check()?;
         self.manager.free_what_the_dead_had();
@@ -125,22 +125,15 @@ impl PodResourcesLister for Lister {
 
     async fn get_allocatable_resources(
         &self,
-        _request: Request<AllocatableResourcesRequest>,
+        _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        self.limiter.check()?;
-        let devices = self.manager.healthy().into_iter().flat_map(entries).collect();
-        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids: Vec::new(), memory: Vec::new() }))
+        Err(Status::unimplemented("the fake kubelet has only List"))
     }
 
     async fn get(
         &self,
-        request: Request<GetPodResourcesRequest>,
+        _: Request<GetPodResourcesRequest>,
     ) -> Result<Response<GetPodResourcesResponse>, Status> {
-        self.limiter.check()?;
-        let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let Some(pod) = self.api.pod_named(&pod_namespace, &pod_name) else {
-            return Err(Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found")));
-        };
-        Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(self.resources(&pod)) }))
+        Err(Status::unimplemented("the fake kubelet has only List"))
     }
 }

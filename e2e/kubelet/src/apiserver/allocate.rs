@@ -5,14 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, CapacityRequirements, Device, DeviceAllocationConfiguration, DeviceAllocationResult,
-    DeviceAttribute, DeviceClass, DeviceConstraint, DeviceRequest, DeviceRequestAllocationResult,
-    DeviceSelector, DeviceTaint, DeviceToleration, ResourceClaim, ResourceClaimConsumerReference,
-    ResourceClaimStatus, ResourceSlice,
+    DeviceClass, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector, DeviceTaint, DeviceToleration,
+    ResourceClaim, ResourceClaimConsumerReference, ResourceClaimStatus, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{ApiServer, capacity, classes, date};
-use crate::pod::{Pod, PodClaim};
+use crate::pod::Pod;
 
 /// Keeps a claim while it is allocated.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -22,51 +21,36 @@ const RESULTS_MAX: usize = 32;
 /// A device: driver, pool and name.
 type Id = (String, String, String);
 
-/// One way to satisfy a request.
+/// A request for devices.
 #[derive(Debug)]
 struct Wish<'a> {
-    /// The name of the request, or `REQUEST/SUBREQUEST`.
-    name: String,
+    name: &'a str,
     class: &'a str,
-    selectors: &'a [DeviceSelector],
+    selectors: Option<&'a [DeviceSelector]>,
     /// `None` for all devices that match.
     count: Option<usize>,
     capacity: Option<&'a CapacityRequirements>,
     tolerations: &'a [DeviceToleration],
-    admin: bool,
 }
 
 impl<'a> Wish<'a> {
-    fn all_of(request: &'a DeviceRequest) -> Result<Vec<Self>, String> {
-        let count = |mode: &Option<String>, count: Option<i64>| match mode.as_deref() {
+    fn of(request: &'a DeviceRequest) -> Result<Self, String> {
+        let DeviceRequest { name, exactly, .. } = request;
+        let exactly = exactly.as_ref().filter(|exactly| exactly.admin_access != Some(true));
+        let exactly = exactly
+            .ok_or_else(|| format!("request {name}: only exactly, without adminAccess, is supported"))?;
+        let count = match exactly.allocation_mode.as_deref() {
             Some("All") => None,
-            _ => Some(usize::try_from(count.unwrap_or(1)).unwrap_or(1)),
+            _ => Some(usize::try_from(exactly.count.unwrap_or(1)).unwrap_or(1)),
         };
-        if let Some(exactly) = &request.exactly {
-            return Ok(vec![Self {
-                name: request.name.clone(),
-                class: &exactly.device_class_name,
-                selectors: exactly.selectors.as_deref().unwrap_or_default(),
-                count: count(&exactly.allocation_mode, exactly.count),
-                capacity: exactly.capacity.as_ref(),
-                tolerations: exactly.tolerations.as_deref().unwrap_or_default(),
-                admin: exactly.admin_access.unwrap_or(false),
-            }]);
-        }
-        let subrequests = request.first_available.as_deref().unwrap_or_default();
-        if subrequests.is_empty() {
-            return Err(format!("request {}: exactly or firstAvailable is required", request.name));
-        }
-        let wish = |sub: &'a k8s_openapi::api::resource::v1::DeviceSubRequest| Self {
-            name: format!("{}/{}", request.name, sub.name),
-            class: &sub.device_class_name,
-            selectors: sub.selectors.as_deref().unwrap_or_default(),
-            count: count(&sub.allocation_mode, sub.count),
-            capacity: sub.capacity.as_ref(),
-            tolerations: sub.tolerations.as_deref().unwrap_or_default(),
-            admin: false,
-        };
-        Ok(subrequests.iter().map(wish).collect())
+        Ok(Self {
+            name,
+            class: &exactly.device_class_name,
+            selectors: exactly.selectors.as_deref(),
+            count,
+            capacity: exactly.capacity.as_ref(),
+            tolerations: exactly.tolerations.as_deref().unwrap_or_default(),
+        })
     }
 }
 
@@ -109,7 +93,6 @@ impl Usage {
                     *self.shares.entry((id.clone(), name.clone())).or_default() += amount;
                 }
             }
-            None if result.admin_access == Some(true) => {}
             None => drop(self.whole.insert(id)),
         }
     }
@@ -119,37 +102,30 @@ impl Usage {
 struct Search<'a> {
     candidates: Vec<Candidate<'a>>,
     classes: &'a BTreeMap<String, DeviceClass>,
-    requests: Vec<Vec<Wish<'a>>>,
-    constraints: &'a [DeviceConstraint],
+    requests: Vec<Wish<'a>>,
     uids: Vec<String>,
 }
 
 /// A state of the search: what is taken, and by which request.
 #[derive(Clone, Default)]
-struct Solution<'a> {
+struct Solution {
     usage: Usage,
     results: Vec<DeviceRequestAllocationResult>,
-    devices: Vec<&'a Device>,
 }
 
-impl<'a> Search<'a> {
-    fn run(&self, usage: Usage) -> Result<Option<Solution<'a>>, String> {
+impl Search<'_> {
+    fn run(&self, usage: Usage) -> Result<Option<Solution>, String> {
         self.requests_from(0, Solution { usage, ..Solution::default() })
     }
 
-    fn requests_from(&self, at: usize, chosen: Solution<'a>) -> Result<Option<Solution<'a>>, String> {
-        let Some(alternatives) = self.requests.get(at) else { return Ok(Some(chosen)) };
-        for wish in alternatives {
-            let matching = self.matching(wish)?;
-            let count = wish.count.unwrap_or(matching.len());
-            if (wish.count.is_some() || count > 0) && chosen.results.len() + count <= RESULTS_MAX {
-                let found = self.devices_from(at, wish, &matching, count, chosen.clone())?;
-                if found.is_some() {
-                    return Ok(found);
-                }
-            }
+    fn requests_from(&self, at: usize, chosen: Solution) -> Result<Option<Solution>, String> {
+        let Some(wish) = self.requests.get(at) else { return Ok(Some(chosen)) };
+        let matching = self.matching(wish)?;
+        let count = wish.count.unwrap_or(matching.len());
+        if (wish.count.is_none() && count == 0) || chosen.results.len() + count > RESULTS_MAX {
+            return Ok(None);
         }
-        Ok(None)
+        self.devices_from(at, wish, &matching, count, chosen)
     }
 
     /// Takes `count` devices of a request, each after the one before: one request never takes a device twice.
@@ -159,13 +135,13 @@ impl<'a> Search<'a> {
         wish: &Wish<'_>,
         matching: &[usize],
         count: usize,
-        chosen: Solution<'a>,
-    ) -> Result<Option<Solution<'a>>, String> {
+        chosen: Solution,
+    ) -> Result<Option<Solution>, String> {
         if count == 0 {
             return self.requests_from(at + 1, chosen);
         }
         for (n, index) in matching.iter().enumerate() {
-            if let Some(next) = self.take(wish, &self.candidates[*index], chosen.clone())? {
+            if let Some(next) = self.take(wish, &self.candidates[*index], chosen.clone()) {
                 let found = self.devices_from(at, wish, &matching[n + 1..], count - 1, next)?;
                 if found.is_some() {
                     return Ok(found);
@@ -179,13 +155,14 @@ impl<'a> Search<'a> {
         let class = self.classes.get(wish.class);
         let class = class
             .ok_or_else(|| format!("request {}: device class {} does not exist", wish.name, wish.class))?;
+        let of_class = classes::compiled(class.spec.selectors.as_deref())?;
+        let of_request = classes::compiled(wish.selectors)?;
         let mut matching = Vec::new();
         for (index, Candidate { id, device, .. }) in self.candidates.iter().enumerate() {
-            let of_class = class.spec.selectors.as_deref().unwrap_or_default();
             let tolerated = device.taints.iter().flatten().all(|taint| tolerates(wish.tolerations, taint));
             if tolerated
-                && classes::matches(of_class, &id.0, device)?
-                && classes::matches(wish.selectors, &id.0, device)?
+                && classes::matches(&of_class, &id.0, device)?
+                && classes::matches(&of_request, &id.0, device)?
             {
                 matching.push(index);
             }
@@ -193,12 +170,7 @@ impl<'a> Search<'a> {
         Ok(matching)
     }
 
-    fn take(
-        &self,
-        wish: &Wish<'_>,
-        candidate: &Candidate<'a>,
-        mut chosen: Solution<'a>,
-    ) -> Result<Option<Solution<'a>>, String> {
+    fn take(&self, wish: &Wish<'_>, candidate: &Candidate<'_>, mut chosen: Solution) -> Option<Solution> {
         let Candidate { id, device, .. } = candidate;
         let shared = device.allow_multiple_allocations == Some(true);
         let none = BTreeMap::new();
@@ -210,7 +182,7 @@ impl<'a> Search<'a> {
                 match capacity::consumed(&requests, capacity.unwrap_or(&none)) {
                     Ok(Some(consumed)) => Some(consumed),
                     // Another device may have this capacity.
-                    Ok(None) | Err(_) => return Ok(None),
+                    Ok(None) | Err(_) => return None,
                 }
             }
             (false, Some(requests)) => {
@@ -221,31 +193,28 @@ impl<'a> Search<'a> {
                     })
                 });
                 if !enough {
-                    return Ok(None);
+                    return None;
                 }
                 None
             }
             (false, None) => None,
         };
-        if !wish.admin {
-            let used = &mut chosen.usage;
-            if used.whole.contains(id) {
-                return Ok(None);
-            }
-            for (name, amount) in consumed.iter().flatten() {
-                let has = capacity.and_then(|capacity| capacity::thousandths(&capacity.get(name)?.value));
-                let before = used.shares.get(&(id.clone(), name.clone())).copied().unwrap_or_default();
-                if before + capacity::thousandths(amount).unwrap_or_default() > has.unwrap_or_default() {
-                    return Ok(None);
-                }
+        let used = &chosen.usage;
+        if used.whole.contains(id) {
+            return None;
+        }
+        for (name, amount) in consumed.iter().flatten() {
+            let has = capacity.and_then(|capacity| capacity::thousandths(&capacity.get(name)?.value));
+            let before = used.shares.get(&(id.clone(), name.clone())).copied().unwrap_or_default();
+            if before + capacity::thousandths(amount).unwrap_or_default() > has.unwrap_or_default() {
+                return None;
             }
         }
         let result = DeviceRequestAllocationResult {
-            request: wish.name.clone(),
+            request: wish.name.to_owned(),
             driver: id.0.clone(),
             pool: id.1.clone(),
             device: id.2.clone(),
-            admin_access: wish.admin.then_some(true),
             share_id: shared.then(|| self.uids[chosen.results.len()].clone()),
             consumed_capacity: consumed,
             tolerations: Some(wish.tolerations.to_vec()).filter(|list| !list.is_empty()),
@@ -253,39 +222,8 @@ impl<'a> Search<'a> {
         };
         chosen.usage.add(&result);
         chosen.results.push(result);
-        chosen.devices.push(device);
-        Ok(self.satisfies_constraints(&chosen).then_some(chosen))
+        Some(chosen)
     }
-
-    fn satisfies_constraints(&self, chosen: &Solution<'_>) -> bool {
-        self.constraints.iter().all(|constraint| {
-            let concerns = |request: &str| {
-                let base = request.split('/').next().unwrap_or_default();
-                let listed = constraint.requests.as_deref().unwrap_or_default();
-                listed.is_empty() || listed.iter().any(|name| name == request || name == base)
-            };
-            let of = |name: &str| -> Vec<Option<DeviceAttribute>> {
-                let pairs = chosen.results.iter().zip(&chosen.devices);
-                let concerned = pairs.filter(|(result, _)| concerns(&result.request));
-                concerned.map(|(result, device)| attribute(&result.driver, device, name)).collect()
-            };
-            let matches = constraint.match_attribute.as_deref().is_none_or(|name| {
-                let values = of(name);
-                values.iter().all(|value| value.is_some() && *value == values[0])
-            });
-            let distinct = constraint.distinct_attribute.as_deref().is_none_or(|name| {
-                let values = of(name);
-                values.iter().enumerate().all(|(n, value)| value.is_some() && !values[..n].contains(value))
-            });
-            matches && distinct
-        })
-    }
-}
-
-fn attribute(driver: &str, device: &Device, name: &str) -> Option<DeviceAttribute> {
-    let attributes = device.attributes.as_ref()?;
-    let short = name.strip_prefix(driver).and_then(|rest| rest.strip_prefix('/'));
-    attributes.get(name).or_else(|| attributes.get(short?)).cloned()
 }
 
 fn tolerates(tolerations: &[DeviceToleration], taint: &DeviceTaint) -> bool {
@@ -348,7 +286,7 @@ impl ApiServer {
     /// Does what the scheduler does for a pod: chooses the first of `nodes` on which all its claims are allocated or can be, allocates
     /// and reserves them, and returns the node. Fails, with the reason for each node, if there is none.
     pub fn schedule(&self, pod: &Pod, nodes: &[&str]) -> Result<String, String> {
-        let claims: BTreeSet<&str> = pod.claims.iter().filter_map(PodClaim::object).collect();
+        let claims: BTreeSet<&str> = pod.claims.iter().map(|claim| claim.object.as_str()).collect();
         let mut reasons = Vec::new();
         for node in nodes {
             let mut fresh = Vec::new();
@@ -426,12 +364,14 @@ impl ApiServer {
             .into_iter()
             .map(|class| (class.metadata.name.clone().unwrap_or_default(), class))
             .collect();
+        if spec.constraints.iter().flatten().next().is_some() {
+            return Err(format!("resourceclaim {name:?}: constraints are not supported"));
+        }
         let requests = spec.requests.as_deref().unwrap_or_default();
         let search = Search {
             candidates: candidates(&slices, node),
             classes: &classes,
-            requests: requests.iter().map(Wish::all_of).collect::<Result<_, _>>()?,
-            constraints: spec.constraints.as_deref().unwrap_or_default(),
+            requests: requests.iter().map(Wish::of).collect::<Result<_, _>>()?,
             uids: self.change(|store| (0..RESULTS_MAX).map(|_| store.uid()).collect()),
         };
         let chosen = search.run(Usage::of(&all))?;
@@ -443,29 +383,20 @@ impl ApiServer {
             })
         });
         let mut config = Vec::new();
-        for request in requests {
-            for wish in Wish::all_of(request)? {
-                let used = chosen.results.iter().any(|result| result.request == wish.name);
-                let class = classes.get(wish.class).filter(|_| used);
-                for class in class.and_then(|class| class.spec.config.as_ref()).into_iter().flatten() {
-                    config.push(DeviceAllocationConfiguration {
-                        opaque: class.opaque.clone(),
-                        requests: Some(vec![wish.name.clone()]),
-                        source: "FromClass".to_owned(),
-                    });
-                }
+        for wish in &search.requests {
+            let class = classes.get(wish.class);
+            for class in class.and_then(|class| class.spec.config.as_ref()).into_iter().flatten() {
+                config.push(DeviceAllocationConfiguration {
+                    opaque: class.opaque.clone(),
+                    requests: Some(vec![wish.name.to_owned()]),
+                    source: "FromClass".to_owned(),
+                });
             }
         }
         for claim in spec.config.into_iter().flatten() {
             let names = claim.requests.clone().unwrap_or_default();
-            let is_named = |request: &&DeviceRequest| {
-                let prefix = format!("{}/", request.name);
-                let is_selected = |result: &DeviceRequestAllocationResult| {
-                    result.request.starts_with(&prefix) && names.contains(&result.request)
-                };
-                names.contains(&request.name) || chosen.results.iter().any(is_selected)
-            };
             // Once for all requests, or once for each request that it names.
+            let is_named = |request: &&DeviceRequest| names.contains(&request.name);
             let count = if names.is_empty() { 1 } else { requests.iter().filter(is_named).count() };
             let one = DeviceAllocationConfiguration {
                 opaque: claim.opaque,

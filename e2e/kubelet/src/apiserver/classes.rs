@@ -5,12 +5,21 @@ use std::collections::HashMap;
 use cel::{Context, Program, Value};
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceSelector};
 
+/// An expression and what it is compiled to.
+pub(super) type Expression<'a> = (&'a str, Program);
+
+/// Compiles the expressions of selectors.
+pub(super) fn compiled(selectors: Option<&[DeviceSelector]>) -> Result<Vec<Expression<'_>>, String> {
+    let expressions = selectors.into_iter().flatten().filter_map(|selector| selector.cel.as_ref());
+    let compile = |expression: &str| {
+        Program::compile(expression).map_err(|error| format!("CEL {expression:?}: {error}"))
+    };
+    expressions.map(|cel| Ok((cel.expression.as_str(), compile(&cel.expression)?))).collect()
+}
+
 /// Whether all selectors match a device. Versions and quantities are text here, so functions of them are errors.
-pub(super) fn matches(selectors: &[DeviceSelector], driver: &str, device: &Device) -> Result<bool, String> {
-    for selector in selectors {
-        let Some(cel) = &selector.cel else { continue };
-        let expression = &cel.expression;
-        let program = Program::compile(expression).map_err(|error| format!("CEL {expression:?}: {error}"))?;
+pub(super) fn matches(selectors: &[Expression<'_>], driver: &str, device: &Device) -> Result<bool, String> {
+    for (expression, program) in selectors {
         let mut context = Context::default();
         context.add_variable_from_value("device", variable(driver, device));
         match program.execute(&context) {

@@ -1,4 +1,4 @@
-//! The calls to plugins for a container: Allocate and PreStartContainer.
+//! The calls of Allocate for a container.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Returns the settings with which the runtime starts the container, after all PreStartContainer calls succeeded.
+    /// Returns the settings with which the runtime starts the container.
     pub(crate) async fn run_options(&self, pod: &Pod, container: &Container) -> Result<RunOptions, String> {
         let limits = self.state().chance.shuffled(container.limits.clone());
         let mut allocate_again = false;
@@ -113,7 +113,6 @@ impl Manager {
             if count == 0 || !self.is_of_a_plugin(&resource) {
                 continue;
             }
-            self.pre_start(pod, container, &resource).await?;
             let active = self.api.active_uids().contains(&pod.uid);
             let held = self.state().held.names(&pod.uid, &container.name, &resource);
             allocate_again |= active && held.is_none();
@@ -126,38 +125,6 @@ impl Manager {
         let shares: Vec<_> = state.held.of(&pod.uid, &container.name).into_iter().flatten().collect();
         let shares = state.chance.shuffled(shares);
         Ok(merged(shares.into_iter().map(|(_, share)| &share.answer), container))
-    }
-
-    async fn pre_start(&self, pod: &Pod, container: &Container, resource: &str) -> Result<(), String> {
-        let (plugin, devices) = {
-            let mut state = self.state();
-            let Some(endpoint) = state.endpoints.get(resource).cloned() else {
-                return Err(format!("endpoint not found in cache for a registered resource: {resource}"));
-            };
-            if !endpoint.options.pre_start_required {
-                return Ok(());
-            }
-            let Some(devices) = state.held.names(&pod.uid, &container.name, resource) else {
-                return Err(format!(
-                    "no devices found allocated in local cache for pod {}, container {}, resource {resource}",
-                    pod.uid, container.name
-                ));
-            };
-            (endpoint.running(resource), state.chance.shuffled(devices))
-        };
-        self.journal.add(Event::PreStartCalled {
-            resource: resource.to_owned(),
-            pod: pod.uid.clone(),
-            container: container.name.clone(),
-            devices: devices.clone(),
-        });
-        let answer = match plugin {
-            Ok(plugin) => {
-                plugin.pre_start(devices, &self.config.clock).await.map_err(|error| error.to_string())
-            }
-            Err(stopped) => Err(stopped),
-        };
-        answer.map_err(|error| format!("device plugin PreStartContainer rpc failed with err: {error}"))
     }
 
     /// Whether the device manager is responsible for the resource: it is registered or allocated.

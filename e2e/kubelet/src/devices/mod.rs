@@ -5,7 +5,7 @@
 //! | `state.rs` | devices, endpoints and allocations, and their changes by ListAndWatch and with time |
 //! | `held.rs` | the devices of each container, and the answers of Allocate for them |
 //! | `choose.rs` | choosing the devices of a container |
-//! | `allocate.rs` | Allocate and PreStartContainer |
+//! | `allocate.rs` | calls of Allocate |
 //! | `options.rs` | the answers of all resources, merged for the runtime |
 //! | `checkpoint.rs` | the file that outlives the kubelet |
 
@@ -130,11 +130,6 @@ impl Manager {
     /// The devices of a container, with resource and location.
     pub(crate) fn held_by(&self, uid: &str, container: &str) -> Vec<DeviceLocation> {
         self.state().held_by(uid, container)
-    }
-
-    /// The devices that can be allocated, with resource and location.
-    pub(crate) fn healthy(&self) -> Vec<DeviceLocation> {
-        self.state().healthy_devices()
     }
 
     /// The `allocatedResourcesStatus` of a container: the health of its devices.

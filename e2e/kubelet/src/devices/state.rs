@@ -197,24 +197,6 @@ impl State {
         located
     }
 
-    pub(super) fn healthy_devices(&self) -> Vec<DeviceLocation> {
-        let devices = self.known.iter().flat_map(|(resource, devices)| {
-            let healthy = self.healthy.get(resource);
-            let is_healthy = move |name: &String| healthy.is_some_and(|healthy| healthy.contains(name));
-            devices
-                .values()
-                .filter(move |device| is_healthy(&device.id))
-                .map(move |device| (resource, device))
-        });
-        devices
-            .map(|(resource, device)| DeviceLocation {
-                resource: resource.clone(),
-                device: device.id.clone(),
-                nodes: numa_nodes(device).collect(),
-            })
-            .collect()
-    }
-
     pub(super) fn health_of(&self, uid: &str, container: &str) -> Vec<(String, String, String)> {
         let mut health = Vec::new();
         for (resource, share) in self.held.of(uid, container).into_iter().flatten() {

@@ -22,7 +22,7 @@ use shmesh_kubelet_api::dra::Claim;
 use crate::api::Api;
 use crate::config::{Config, Race};
 use crate::journal::{Event, Journal};
-use crate::pod::{ClaimSource, Container, Pod};
+use crate::pod::{Container, Pod};
 use crate::process::Process;
 use crate::random::Chance;
 
@@ -186,8 +186,7 @@ impl Dra {
         // Nothing is remembered of a pod that fails these checks.
         let mut checked = Vec::new();
         for claim in &pod.claims {
-            let Some(name) = object(pod, claim)? else { continue };
-            checked.push(self.check(pod, name, matches!(claim.source, ClaimSource::Generated(_)))?);
+            checked.push(self.check(pod, &claim.object)?);
         }
         let mut batches: BTreeMap<(String, std::path::PathBuf), (Arc<DraPlugin>, Vec<Claim>)> =
             BTreeMap::new();
@@ -231,22 +230,13 @@ impl Dra {
     }
 
     /// Checks that a pod may use a claim and that its drivers are registered.
-    fn check(&self, pod: &Pod, name: &str, must_own: bool) -> Result<UsableClaim, String> {
+    fn check(&self, pod: &Pod, name: &str) -> Result<UsableClaim, String> {
         let server = self.config.api.as_ref();
         let server = server.ok_or("fetch ResourceClaim: the kubelet has no API server: set Config::api")?;
         let claim: ResourceClaim = server
             .kubelet_get(&pod.namespace, name)
             .map_err(|error| format!("fetch ResourceClaim {name}: {error}"))?;
         let metadata = &claim.metadata;
-        if must_own {
-            let owners = metadata.owner_references.iter().flatten();
-            if !owners.into_iter().any(|owner| owner.controller == Some(true) && owner.uid == pod.uid) {
-                let Pod { namespace, name: pod, .. } = pod;
-                return Err(format!(
-                    "ResourceClaim {namespace}/{name} was not created for Pod {namespace}/{pod} (Pod is not owner)"
-                ));
-            }
-        }
         let uid = metadata.uid.clone().unwrap_or_default();
         let status = claim.status.unwrap_or_default();
         if !status.reserved_for.iter().flatten().any(|consumer| consumer.uid == pod.uid) {
@@ -291,12 +281,9 @@ impl Dra {
 
     /// Unprepares the claims of a pod that has ended, except those that other pods use.
     pub(crate) async fn unprepare(&self, pod: &Pod) -> Result<(), String> {
-        let names: Result<Vec<_>, String> = pod.claims.iter().map(|claim| object(pod, claim)).collect();
-        let unprepared = async {
-            let names = names?.into_iter().flatten().map(str::to_owned).collect();
-            self.unprepare_claims(&pod.uid, &pod.namespace, names).await
-        };
-        unprepared.await.map_err(|error| format!("unprepare dynamic resources: {error}"))
+        let names = pod.claims.iter().map(|claim| claim.object.clone()).collect();
+        let unprepared = self.unprepare_claims(&pod.uid, &pod.namespace, names).await;
+        unprepared.map_err(|error| format!("unprepare dynamic resources: {error}"))
     }
 
     async fn unprepare_claims(&self, pod: &str, namespace: &str, names: Vec<String>) -> Result<(), String> {
@@ -391,7 +378,7 @@ impl Dra {
             if requests.is_empty() {
                 continue;
             }
-            let Some(name) = object(pod, claim)? else { continue };
+            let name = &claim.object;
             let info = claims.get(&pod.namespace, name).ok_or_else(|| missing(name, &pod.namespace))?;
             for (_, request) in requests {
                 devices.extend(info.cdi_devices(request.as_deref()).cloned());
@@ -406,7 +393,7 @@ impl Dra {
         let mut found = Vec::new();
         for (name, request) in &container.claims {
             let claim = pod.claims.iter().find(|claim| claim.name == *name);
-            let info = claim.and_then(|claim| claims.get(&pod.namespace, claim.object()?));
+            let info = claim.and_then(|claim| claims.get(&pod.namespace, &claim.object));
             let resource = match request {
                 None => format!("claim:{name}"),
                 Some(request) => format!("claim:{name}/{request}"),
@@ -436,16 +423,6 @@ impl Dra {
             cdi_devices: info.cdi_devices(None).cloned().collect(),
         };
         self.claims().all().map(claim).collect()
-    }
-}
-
-/// Returns the name of the ResourceClaim for a claim of a pod; `None` if the pod needs none.
-fn object<'a>(pod: &Pod, claim: &'a crate::pod::PodClaim) -> Result<Option<&'a str>, String> {
-    match &claim.source {
-        ClaimSource::Generated(None) => {
-            Err(format!("pod \"{}/{}\": ResourceClaim not created yet", pod.namespace, pod.name))
-        }
-        _ => Ok(claim.object()),
     }
 }
 

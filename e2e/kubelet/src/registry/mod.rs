@@ -105,14 +105,6 @@ impl Registry {
         }
     }
 
-    /// Disconnects the plugin that registered last.
-    pub(crate) fn give_up(&self, resource: &str) {
-        let last = self.clients().get(resource).and_then(|same| same.last().cloned());
-        if let Some(last) = last {
-            self.disconnect(&last);
-        }
-    }
-
     fn disconnect(&self, plugin: &Arc<Plugin>) {
         self.remove(plugin);
         plugin.close();

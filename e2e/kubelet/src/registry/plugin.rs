@@ -7,16 +7,15 @@ use std::time::Duration;
 use shmesh_kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use shmesh_kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
-    DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest,
+    DevicePluginOptions, Empty, ListAndWatchResponse, PreferredAllocationRequest,
 };
-use tonic::{Request, Streaming};
+use tonic::Streaming;
 
 use crate::clock::Clock;
 use crate::process::Process;
 use crate::wire::{Authority, Channel, GoError, MESSAGE_BYTES_MAX, dial};
 
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-const PRE_START_LIMIT: Duration = Duration::from_secs(30);
 
 /// A registered plugin: its resource, its socket, and the connection once there is one.
 #[derive(Debug)]
@@ -87,16 +86,6 @@ impl Plugin {
         let (mut api, _) = self.api()?;
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
         Ok(api.allocate(request).await.map_err(|status| GoError::of(&status))?.into_inner())
-    }
-
-    pub(crate) async fn pre_start(&self, devices_ids: Vec<String>, clock: &Clock) -> Result<(), GoError> {
-        let (mut api, _) = self.api()?;
-        let mut request = Request::new(PreStartContainerRequest { devices_ids });
-        request.set_timeout(PRE_START_LIMIT);
-        match clock.timeout(PRE_START_LIMIT, api.pre_start_container(request)).await {
-            Some(answer) => answer.map(drop).map_err(|status| GoError::of(&status)),
-            None => Err(GoError::deadline()),
-        }
     }
 }
 

@@ -1,48 +1,11 @@
-//! Behaviours 13, 14, 16 and 22: starting containers, freeing devices, refusing pods, and one pod at a time.
+//! Behaviours 14, 16 and 22: starting containers, freeing devices, refusing pods, and one pod at a time.
 
 use std::time::Duration;
 
 use shmesh_fake_kubelet::{Container, ContainerState, Event, Phase, Pod};
-use shmesh_kubelet_api::deviceplugin::DevicePluginOptions;
-use tonic::Status;
 
 use crate::plugin::{Fake, Outcome};
 use crate::{R, SOON, allocatable, count, node, pod};
-
-#[tokio::test(start_paused = true)]
-async fn b13_pre_start_is_asked_at_every_start_and_a_failure_is_tried_again() {
-    let (_dir, node) = node().await;
-    let plugin = Fake::new(2);
-    plugin.script(|script| {
-        script.options = DevicePluginOptions { pre_start_required: true, ..Default::default() };
-        script.on_pre_start = Outcome::Fail(Status::internal("not yet"));
-    });
-    let _served = plugin.up(&node, "a.sock").await;
-    allocatable(&node, 2).await;
-    let status = node.add_pod(pod("a", 1)).await;
-    let error =
-        "device plugin PreStartContainer rpc failed with err: rpc error: code = Internal desc = not yet";
-    assert_eq!(status.phase, Phase::Pending, "the pod has not failed");
-    assert_eq!(status.containers["main"].state, ContainerState::Waiting(Some(error.to_owned())));
-
-    plugin.script(|script| script.on_pre_start = Outcome::Good);
-    let running = |node: &shmesh_fake_kubelet::Node| node.pod("a").unwrap().phase == Phase::Running;
-    node.wait_for(Duration::from_secs(11), running).await.unwrap();
-    let restarted = node.restart_container("a", "main").await.unwrap();
-    assert_eq!((restarted.state, restarted.restarts), (ContainerState::Running, 1));
-    assert_eq!((plugin.calls("pre_start").len(), plugin.calls("allocate").len()), (3, 1));
-    assert_eq!(plugin.calls("pre_start")[0], plugin.calls("allocate")[0]);
-    let asked =
-        plugin.headers().into_iter().rfind(|headers| headers[":path"].ends_with("/PreStartContainer"));
-    assert_eq!(asked.unwrap()["grpc-timeout"], "30000000u");
-
-    plugin.script(|script| script.on_pre_start = Outcome::Hang);
-    let before = node.clock().now();
-    let status = node.add_pod(pod("b", 1)).await;
-    assert_eq!((node.clock().now() - before).as_secs(), 30);
-    let error = "device plugin PreStartContainer rpc failed with err: rpc error: code = DeadlineExceeded desc = context deadline exceeded";
-    assert_eq!(status.containers["main"].state, ContainerState::Waiting(Some(error.to_owned())));
-}
 
 #[tokio::test(start_paused = true)]
 async fn b14_a_container_restart_allocates_nothing_and_the_dead_are_freed_late() {

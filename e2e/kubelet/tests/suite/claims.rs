@@ -276,10 +276,6 @@ async fn b26_checks_of_a_pod_come_first_and_nothing_is_kept_of_one_that_fails() 
     server.allocate("default", "c", "node").unwrap();
     reserve("p4");
     assert_eq!(error(unreserved("p", &["c"])).await, format!("DRA driver {D} is not registered"));
-    let generated = |name| Pod::new("p").generated_claim("c", name);
-    assert_eq!(error(generated(None)).await, "pod \"default/p5\": ResourceClaim not created yet");
-    let text = "ResourceClaim default/c was not created for Pod default/p6 (Pod is not owner)";
-    assert_eq!(error(generated(Some("c"))).await, text);
 }
 
 #[tokio::test(start_paused = true)]

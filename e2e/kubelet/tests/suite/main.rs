@@ -12,7 +12,6 @@ mod lists;
 mod plugin;
 mod registration;
 mod restarts;
-mod soak;
 mod watcher;
 
 use std::time::Duration;

@@ -55,7 +55,6 @@ pub(crate) struct Script {
     pub on_list: Outcome,
     pub on_preferred: Outcome,
     pub on_allocate: Outcome,
-    pub on_pre_start: Outcome,
     /// The devices that it prefers among the available ones.
     pub preferred: Vec<String>,
     pub answer: ContainerAllocateResponse,
@@ -115,7 +114,6 @@ impl Fake {
             on_list: Outcome::Good,
             on_preferred: Outcome::Good,
             on_allocate: Outcome::Good,
-            on_pre_start: Outcome::Good,
             preferred: Vec::new(),
             answer: ContainerAllocateResponse::default(),
             info,
@@ -147,11 +145,6 @@ impl Fake {
     pub(crate) fn calls(&self, name: &str) -> Vec<Vec<String>> {
         let calls = self.0.calls.lock().unwrap();
         calls.iter().filter(|(call, _)| *call == name).map(|(_, ids)| ids.clone()).collect()
-    }
-
-    /// How many streams are open.
-    pub(crate) fn streams(&self) -> usize {
-        self.0.cut.receiver_count()
     }
 
     /// Of every request: `:authority`, `:path`, and headers.
@@ -338,11 +331,9 @@ impl DevicePlugin for Fake {
 
     async fn pre_start_container(
         &self,
-        request: Request<PreStartContainerRequest>,
+        _: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        self.called("pre_start", request.into_inner().devices_ids);
-        let answer = PreStartContainerResponse {};
-        self.go(|script| script.on_pre_start.clone(), answer, answer).await
+        Err(Status::unimplemented("no option asks for it"))
     }
 }
 
