@@ -11,8 +11,10 @@ mod process;
 mod programs;
 mod reference;
 mod requests;
+mod stubborn;
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +33,7 @@ pub use peer::{Peer, is_peer, serve_by};
 pub use process::{own_process, own_process_by, passed, this_test};
 pub use programs::{output_within, run_program, succeed, write_script};
 pub use reference::{assert_reference, help_page};
+pub use stubborn::Stubborn;
 
 /// Whether `SHMESH_REQUIRE_<what>=1`, as in CI: tests must not be skipped for want of it.
 pub fn is_required(what: &str) -> bool {
@@ -119,13 +122,29 @@ pub fn notified(link: &Link) -> Option<u64> {
     }
 }
 
-/// Polls a condition until it is true.
+/// Polls a condition until it is true. The pauses grow with the time waited, because many conditions are a request to
+/// another process. A condition that has to be tried often must loop by itself.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < HANGS, "still not true after {HANGS:?}: {what}");
-        std::thread::sleep(Duration::from_millis(1));
+        let waited = start.elapsed();
+        assert!(waited < HANGS, "still not true after {HANGS:?}: {what}");
+        std::thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
+}
+
+/// The whole answer to an HTTP request, with its head.
+pub fn http_get(address: impl ToSocketAddrs, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// The number of a metric, with its labels if it has any, in the text of `/metrics`.
+pub fn metric<T: std::str::FromStr>(text: &str, name: &str) -> Option<T> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
 /// Path of the socket on which the host of the link `link` listens.

@@ -76,9 +76,7 @@ pub fn output_within(command: &mut Command, limit: Duration) -> Output {
 /// Runs a program in an IPC directory of its own, which it leaves empty.
 #[track_caller]
 pub fn run_program(program: &Path, configure: impl FnOnce(&mut Command)) {
-    let shm = Path::new("/dev/shm");
-    let mut builder = tempfile::Builder::new();
-    let dir = builder.prefix("shmesh-c-").tempdir_in(shm).or_else(|_| tempfile::tempdir()).unwrap();
+    let dir = crate::ipc_dir();
     let mut command = Command::new(program);
     command.env("SHMESH_DIR", dir.path()).env("ASAN_OPTIONS", "detect_leaks=0");
     command.env("UBSAN_OPTIONS", "print_stacktrace=1");

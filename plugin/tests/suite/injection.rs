@@ -1,14 +1,14 @@
 //! `shmesh-plugin inject` and `shmesh-plugin webhook`, as they are called.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shmesh_injector::certificate::make;
+use shmesh_testing::{http_get, until};
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, annotations: {shmesh.io/links: '- name: a'}}\n\
                    spec: {securityContext: {runAsUser: 1000}, containers: [{name: a, image: a}]}\n";
@@ -198,25 +198,7 @@ impl Webhook {
     }
 
     fn ask(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        stream
-            .write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    fn until(&self, path: &str, words: &str) {
-        let begun = Instant::now();
-        while !self.ask(path).contains(words) {
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "{path} never says {words}: {}",
-                self.ask(path)
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        http_get(&self.admin, path).unwrap()
     }
 }
 
@@ -225,11 +207,11 @@ fn webhook_is_ready_with_a_certificate_and_stops_on_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let mut webhook = Webhook::start(dir.path());
     assert!(webhook.ask("/livez").contains(" 200 "));
-    webhook.until("/readyz", "waits for: certificate");
+    until("it waits for a certificate", || webhook.ask("/readyz").contains("waits for: certificate"));
     let bundle = make(&["a.svc".to_owned()], Duration::from_secs(86_400), SystemTime::now(), None).unwrap();
     std::fs::write(dir.path().join("tls.crt"), &bundle.certificate).unwrap();
     std::fs::write(dir.path().join("tls.key"), &bundle.key).unwrap();
-    webhook.until("/readyz", " 200 ");
+    until("it is ready", || webhook.ask("/readyz").contains(" 200 "));
     assert!(webhook.ask("/metrics").contains("shmesh_injector_admission_seconds"));
     kill(Pid::from_raw(webhook.child.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(webhook.child.wait().unwrap().code(), Some(0));

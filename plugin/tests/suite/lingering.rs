@@ -1,15 +1,13 @@
-//! A descriptor that does not let itself be closed.
+//! Descriptors whose close takes long, because of unsent data.
 
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
 use crate::support::*;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Pid;
 use shmesh_proto::identity::{Question, Subject, Unknown};
 use shmesh_proto::packet;
-use shmesh_testing::own_process;
+use shmesh_testing::{Stubborn, own_process};
 
 #[test]
 fn blocking_close_affects_only_its_sender() {
@@ -20,20 +18,8 @@ fn blocking_close_affects_only_its_sender() {
         let (me, before) = (me(), service.open_fds());
         let mut asker = service.asker();
         assert!(asker.ask(Subject::Pidfd, &me).is_ok());
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        // What is sent has no room at the other end, not even later.
-        setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
-        // Unread bytes, and SO_LINGER: the close by the service, which has the last descriptor, blocks.
-        let linger = libc::linger { l_onoff: 1, l_linger: 600 };
-        let full = || {
-            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let (peer, _) = listener.accept().unwrap();
-            setsockopt(&stream, sockopt::Linger, &linger).unwrap();
-            stream.set_nonblocking(true).unwrap();
-            while std::io::Write::write(&mut &stream, &[0; 65_536]).is_ok() {}
-            (stream, peer)
-        };
-        let ((first, first_peer), (second, second_peer)) = (full(), full());
+        let mut stubborn = Stubborn::listen();
+        let (first, second) = (stubborn.one(), stubborn.one());
         let clients = [service.asker(), service.asker()];
         // While the service is stopped this test closes its own descriptors: then the service has the last. Both at once, for a
         // signal would end the waiting.
@@ -52,9 +38,48 @@ fn blocking_close_affects_only_its_sender() {
         asker.send(&packet::encode(&Question::new(2, Subject::Pidfd)), &[me.as_fd()]).unwrap();
         assert_eq!(asker.answer(), None, "let go");
         // Their other ends close: so do they.
-        drop((first_peer, second_peer, clients));
+        drop((stubborn, clients));
         back_to(&service, before);
         assert!(service.asker().ask(Subject::Pidfd, &me).is_ok());
         assert_eq!(service.stop()["exhausted"], 1);
+    });
+}
+
+#[test]
+fn unread_data_of_a_closed_connection_affects_only_its_client() {
+    own_process(|| {
+        let service = Service::start();
+        let (me, before) = (me(), service.open_fds());
+        let mut stubborn = Stubborn::listen();
+        let question = packet::encode(&Question::new(1, Subject::Pidfd));
+        let mut other = service.asker();
+        assert!(other.ask(Subject::Pidfd, &me).is_ok());
+
+        // Behind a packet that ends the connection.
+        let stream = stubborn.one();
+        let ends = service.asker();
+        service.pause();
+        ends.send(&[0xff; 100], &[]).unwrap();
+        ends.send(&question, &[stream.as_fd()]).unwrap();
+        drop(stream);
+        kill(Pid::from_raw(service.pid()), Signal::SIGCONT).unwrap();
+        // An answer, or a reset.
+        let _ = ends.answer();
+        assert!(other.ask(Subject::Pidfd, &me).is_ok(), "another does not notice");
+
+        // On a connection for which there is no place.
+        let crowd: Vec<_> = (0..62).map(|_| service.asker()).collect();
+        let stream = stubborn.one();
+        service.pause();
+        let one_more: Vec<_> = (0..3).map(|_| service.asker()).collect();
+        for fd in &one_more {
+            fd.send(&question, &[stream.as_fd()]).unwrap();
+        }
+        drop(stream);
+        kill(Pid::from_raw(service.pid()), Signal::SIGCONT).unwrap();
+        assert!(other.ask(Subject::Pidfd, &me).is_ok(), "another does not notice");
+
+        drop((crowd, one_more, ends, stubborn, other));
+        back_to(&service, before);
     });
 }

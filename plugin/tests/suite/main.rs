@@ -11,7 +11,6 @@ mod kubelet;
 mod lingering;
 mod namespaces;
 mod prepare;
-mod stubborn;
 mod support;
 
 /// The entry point of other processes of the tests. As a test it does nothing.

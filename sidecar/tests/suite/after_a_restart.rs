@@ -1,8 +1,10 @@
 //! A sidecar dies and another takes its place: keys, imports and the rules between them continue.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::support::client::{ask, refusal};
 use crate::support::{Sidecar, audited};
 use crate::vendors::ascend::npud;
 use crate::vendors::cuda::library;
@@ -31,7 +33,7 @@ fn connected(dir: &Path) -> Peer {
 fn keys_imports_and_whitelists_outlive_a_sidecar() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let sidecar = start(dir.path(), "10");
+    let sidecar = start(dir.path(), "4");
     let [mut exporter, mut importer, mut late, mut stranger] = [(); 4].map(|()| connected(dir.path()));
     let (importer_tgid, late_tgid) = (importer.ask("device tgid"), late.ask("device tgid"));
     let keys: Vec<String> = (0..40).map(|_| exporter.ask("device export weights 0")).collect();
@@ -44,7 +46,7 @@ fn keys_imports_and_whitelists_outlive_a_sidecar() {
     sidecar.kill();
     assert_eq!(importer.ask(&format!("device read {}", keys[0])), "weights", "the mapping stays");
     assert_eq!(importer.ask("device event"), "none", "nothing is lost");
-    let sidecar = start(dir.path(), "10");
+    let sidecar = start(dir.path(), "4");
     for key in &keys {
         assert_eq!(late.ask(&format!("device import {key}")), "weights");
     }
@@ -173,16 +175,8 @@ fn session_waits_for_a_sidecar_that_is_starting() {
     assert_eq!(i64::from(tgid.unwrap().0), i64::from(std::process::id()));
 }
 
-fn ask(fd: &std::os::fd::OwnedFd, op: request::Op, memory: Option<&HostMemory>) -> reply::Result {
-    let fds: Vec<_> = memory.and_then(DeviceMemory::fd).into_iter().collect();
-    socket::send(fd, &packet::encode(&Request::new(5, op)), &fds).unwrap();
-    loop {
-        let (bytes, _) = socket::receive(fd).unwrap();
-        let reply = packet::decode::<Reply>(&bytes).unwrap();
-        if reply.id == 5 {
-            return reply.result.unwrap();
-        }
-    }
+fn ask_with(fd: &OwnedFd, op: request::Op, memory: &HostMemory) -> reply::Result {
+    ask(fd, op, memory.fd().as_slice())
 }
 
 /// For a while, the node cannot identify the sidecar's client.
@@ -203,7 +197,7 @@ fn session_reconnects_until_the_sidecar_can_identify_it() {
         });
         accepted.unwrap()
     };
-    let answer = |fd: &std::os::fd::OwnedFd, result: fn() -> reply::Result| {
+    let answer = |fd: &OwnedFd, result: fn() -> reply::Result| {
         let (bytes, _) = socket::receive(fd).unwrap();
         let request = packet::decode::<Request>(&bytes).unwrap();
         socket::send(fd, &packet::encode(&Reply::new(request.id, result())), &[]).unwrap();
@@ -245,31 +239,28 @@ fn only_its_exporter_restores_a_key() {
         let (key, secret, export) = (key.to_vec(), secret.to_vec(), Some(export.clone()));
         request::Op::Restore(Restore { key, secret, export, ..Restore::default() })
     };
-    let refused = |result| match result {
-        reply::Result::Refused(refused) => refused.code(),
-        other => panic!("this must be refused: {other:?}"),
-    };
-    let mut others = vec![ask(&thief, restore(&key_bytes, &[7; 32]), Some(&memory))];
+    let refused = |result| refusal(result).code();
+    let mut others = vec![ask_with(&thief, restore(&key_bytes, &[7; 32]), &memory)];
     exporter.go_on();
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
-    others.push(ask(&thief, restore(&key_bytes, &[7; 32]), Some(&memory)));
+    others.push(ask_with(&thief, restore(&key_bytes, &[7; 32]), &memory));
     // The secret of another key is refused, and so is that of the thief's own key.
-    let reply::Result::Exported(own) = ask(&thief, request::Op::ExportKey(export.clone()), Some(&memory))
+    let reply::Result::Exported(own) = ask_with(&thief, request::Op::ExportKey(export.clone()), &memory)
     else {
         panic!("its own")
     };
-    others.push(ask(&thief, restore(&key_bytes, &own.secret), Some(&memory)));
+    others.push(ask_with(&thief, restore(&key_bytes, &own.secret), &memory));
     for other in others {
         assert_eq!(refused(other), Code::Denied);
     }
     until("it is written down", || audited(&audit, "restore", "not_exporter").len() == 3);
     // A claim does not keep an exporter from closing that has not admitted the claimant.
     let claim = request::Op::Claim(Claim { key: key_bytes.clone() });
-    assert_eq!(refused(ask(&thief, claim, None)), Code::Denied);
+    assert_eq!(refused(ask(&thief, claim, &[])), Code::Denied);
     let admit = SetImportPid { key: key_bytes, bare_tgids: vec![1], ..SetImportPid::default() };
-    assert_eq!(refused(ask(&thief, request::Op::SetImportPid(admit), None)), Code::Denied);
+    assert_eq!(refused(ask(&thief, request::Op::SetImportPid(admit), &[])), Code::Denied);
     // Its own key can be restored repeatedly, and stays a single key.
-    let again = ask(&thief, restore(&own.key, &own.secret), Some(&memory));
+    let again = ask_with(&thief, restore(&own.key, &own.secret), &memory);
     assert!(matches!(again, reply::Result::Exported(_)), "{again:?}");
     assert_eq!(importer.ask(&format!("device read {key}")), "weights");
     until("two keys are there", || sidecar.metric("shmesh_sidecar_keys") == 2);
@@ -282,7 +273,7 @@ fn of_gpu_memory() {
     }
     let library = library();
     let variables = [("SHMESH_CUDA_LIBRARY", library.as_str())];
-    over("cuda", &variables, &["--restore-seconds", "10", "--memfds-for-devices"]);
+    over("cuda", &variables, &["--restore-seconds", "4", "--memfds-for-devices"]);
 }
 
 #[test]
@@ -290,7 +281,7 @@ fn of_npu_memory() {
     let dir = ipc_dir();
     let (_daemon, variables) = npud(dir.path());
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    over("ascend", &variables, &["--restore-seconds", "10"]);
+    over("ascend", &variables, &["--restore-seconds", "4"]);
 }
 
 fn over(mechanism: &str, variables: &[(&str, &str)], flags: &[&str]) {

@@ -4,18 +4,21 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
+use crate::support::client::{HELLO, answer, ask, packet_of, refusal, tell};
 use crate::support::{Sidecar, audited};
 use serde_json::Value;
 use shmesh::device::{DeviceMemory, HostMemory};
+use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{
-    Ack, BareTgid, Close, Code, ExportKey, Hello, ImportByKey, Imported, List, Mechanism, Offer, Refused,
-    Reply, Request, Seated, SetImportPid, reply, request::Op,
+    Ack, BareTgid, Close, Code, ExportKey, ImportByKey, Imported, List, Mechanism, Offer, Request, Seated,
+    SetImportPid, reply, request::Op,
 };
 use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
 use shmesh_testing::{
-    Peer, Watchdog, broker, ipc_dir, is_root, key_of, own_process_by, passed, stranger, this_test, until,
+    HANGS, Peer, Watchdog, broker, ipc_dir, is_root, key_of, kind_of, own_process_by, passed, refused,
+    stranger, this_test, until,
 };
 
 /// Two processes that share a link and a key, and a sidecar that others can attack.
@@ -105,23 +108,6 @@ fn by_me(record: &Value) -> bool {
     record["caller"]["bare_tgid"] == std::process::id()
 }
 
-fn tell(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) {
-    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
-}
-
-fn ask(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) -> reply::Result {
-    tell(fd, op, fds);
-    let (bytes, _) = socket::receive(fd).unwrap();
-    packet::decode::<Reply>(&bytes).unwrap().result.unwrap()
-}
-
-fn refusal(result: reply::Result) -> Refused {
-    match result {
-        reply::Result::Refused(refused) => refused,
-        other => panic!("this must be refused: {other:?}"),
-    }
-}
-
 /// Whether the sidecar has closed a connection. Earlier answers are skipped.
 fn is_closed(fd: &OwnedFd) -> bool {
     loop {
@@ -133,8 +119,6 @@ fn is_closed(fd: &OwnedFd) -> bool {
         }
     }
 }
-
-const HELLO: Op = Op::Hello(Hello {});
 
 fn import(key: &str) -> Op {
     Op::ImportByKey(ImportByKey { key: key_of(key).as_bytes().to_vec() })
@@ -152,8 +136,7 @@ fn export(mechanism: Mechanism, size: u64) -> Op {
 fn invalid_packets() {
     let _watchdog = Watchdog::start();
     let scene = Scene::new();
-    let hello = packet::encode(&Request::new(5, HELLO));
-    let export = packet::encode(&Request::new(5, export(Mechanism::Host, 4096)));
+    let (hello, export) = (packet_of(HELLO), packet_of(export(Mechanism::Host, 4096)));
     let oversized = [&hello[..], &[0; MAX_PACKET_BYTES]].concat();
     let attacks: [&[u8]; 4] = [&[0xff; 100], &oversized, &export[..export.len() - 1], &[0x12]];
     for bytes in attacks {
@@ -162,6 +145,11 @@ fn invalid_packets() {
         assert!(is_closed(&fd));
     }
     scene.was_refused("packet", "malformed", attacks.len() as u64, by_me);
+    let fd = scene.connect();
+    let future = Request { version: 9, ..Request::new(5, HELLO) };
+    socket::send(&fd, &packet::encode(&future), &[]).unwrap();
+    assert_eq!(refusal(answer(&fd).unwrap()).code(), Code::Version);
+    drop(fd);
     scene.ends();
 }
 
@@ -394,7 +382,7 @@ fn start_time(pid: u32) -> String {
 
 #[test]
 fn connections_beyond_the_limit_are_refused_and_counted() {
-    connect_beyond_the_limit(2_000);
+    connect_beyond_the_limit(600);
 }
 
 #[test]
@@ -412,7 +400,7 @@ fn connect_beyond_the_limit(attempts: u64) {
     for n in 0..attempts {
         // The kernel refuses connections when the backlog is full.
         came += u64::from(socket::connect_to(&broker(scene.dir.path())).is_ok());
-        if n % 1000 == 0 {
+        if n % 300 == 0 {
             scene.others_are_undisturbed();
         }
     }
@@ -471,10 +459,11 @@ fn client_that_never_reads() {
     let mut scene = Scene::new();
     let deaf = scene.connect();
     nix::fcntl::fcntl(&deaf, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
-    let bytes = packet::encode(&Request::new(5, Op::BareTgid(BareTgid {})));
-    until("it is closed", || {
+    let bytes = packet_of(Op::BareTgid(BareTgid {}));
+    let is_closed = |_| {
         socket::send(&deaf, &bytes, &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
-    });
+    };
+    until("it is closed", || (0..100).any(is_closed));
     scene.was_refused("packet", "slow", 1, by_me);
     scene.others_are_undisturbed();
     drop(deaf);
@@ -506,7 +495,7 @@ fn unidentified_client() {
     let dir = ipc_dir();
     let (audit, absent) = (dir.path().join("audit"), dir.path().join("absent.sock"));
     let flags = ["--audit", audit.to_str().unwrap(), "--identity", absent.to_str().unwrap()];
-    let sidecar = Sidecar::start_with(dir.path(), "mpmc", &flags);
+    let sidecar = Sidecar::start_with(dir.path(), "mpmc memfd", &flags);
     let fd = stranger(dir.path());
     let asked = [
         ("attach", Op::Attach(shmesh_proto::broker::Attach { side: 1 })),
@@ -521,7 +510,12 @@ fn unidentified_client() {
         assert_eq!(record["socket"]["uid"], nix::unistd::geteuid().as_raw(), "{record}");
     }
     assert_eq!(audited(&audit, "open", "unidentified").len(), 1);
-    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}"), 4);
+    // The library: one refusal on connecting, one on the request.
+    let options = LinkOptions::new().dir(dir.path()).timeout(HANGS);
+    let error = refused(options.attach("link", Side::Secondary));
+    assert_eq!(kind_of(&error), "Host");
+    assert!(error.to_string().contains("read the reason in the host's log"), "{error}");
+    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}"), 6);
 }
 
 #[test]
@@ -531,7 +525,7 @@ fn descriptors_run_out() {
     // All sessions.
     let mut crowd = Vec::new();
     until("there is no more room", || {
-        crowd.extend(socket::connect_to(&broker(scene.dir.path())));
+        crowd.extend((0..16).filter_map(|_| socket::connect_to(&broker(scene.dir.path())).ok()));
         scene.sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
     });
     let written = || audited(&scene.audit(), "open", "limit_sessions_per_user");
@@ -559,7 +553,7 @@ fn descriptors_run_out() {
     // Descriptors with packets, as fast as they can be sent, while everything above is still in use.
     let file = std::fs::File::open("/dev/null").unwrap();
     nix::fcntl::fcntl(&thief, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
-    let bytes = packet::encode(&Request::new(5, HELLO));
+    let bytes = packet_of(HELLO);
     for _ in 0..2000 {
         let _ = socket::send(&thief, &bytes, &[file.as_fd(); 8]);
         while socket::receive(&thief).is_ok_and(|(bytes, _)| !bytes.is_empty()) {}

@@ -1,12 +1,11 @@
 //! Device keys between real processes, brokered by a real sidecar, with memfds in place of device memory.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use crate::support::Sidecar;
+use crate::support::client::{ask, refusal};
 use shmesh::device::{HostMemory, Session};
-use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, Reply, Request, reply, request};
-use shmesh_proto::packet;
-use shmesh_sys::socket;
+use shmesh_proto::broker::{Code, ExportKey, ImportByKey, Mechanism, reply, request};
 use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, key_of, own_process, stranger, until};
 
 /// Starts a sidecar, an exporter and an importer.
@@ -218,12 +217,6 @@ fn numbers_of_other_pid_namespaces_admit_no_process() {
     assert_eq!(importer.ask(&format!("device import {key}")), "weights");
 }
 
-fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> reply::Result {
-    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
-    let (bytes, _) = socket::receive(fd).unwrap();
-    packet::decode::<Reply>(&bytes).unwrap().result.unwrap()
-}
-
 #[test]
 fn only_memory_can_be_exported() {
     let _watchdog = Watchdog::start();
@@ -235,10 +228,7 @@ fn only_memory_can_be_exported() {
         let mechanism = Mechanism::Host.into();
         request::Op::ExportKey(ExportKey { size, flags: 0, mechanism, handle: Vec::new() })
     };
-    let refused = |result| match result {
-        reply::Result::Refused(refused) => refused.code(),
-        other => panic!("this must be refused: {other:?}"),
-    };
+    let refused = |result| refusal(result).code();
     let file = tempfile::tempfile().unwrap();
     file.set_len(8192).unwrap();
     let memory = HostMemory::new(4096).unwrap();

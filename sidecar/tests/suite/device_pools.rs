@@ -1,15 +1,14 @@
 //! Device pools of a link that a sidecar keeps, with host memory in place of device memory.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
+use crate::support::client::{ask, refusal};
 use crate::support::{Sidecar, audited};
 use shmesh::config::PoolId;
 use shmesh::device::{DeviceMemory, HostMemory};
 use shmesh::{LinkOptions, Side};
-use shmesh_proto::broker::{Attach, Code, Mechanism, PoolMemory, Reply, Request, reply, request};
-use shmesh_proto::packet;
-use shmesh_sys::socket;
+use shmesh_proto::broker::{Attach, Code, Mechanism, PoolMemory, reply, request};
 use shmesh_testing::{Peer, Watchdog, ipc_dir, is_root, stranger, until};
 
 const KINDS: [&str; 5] = ["mpmc", "spsc", "mpmc memfd", "spsc memfd", "mpmc notify=off"];
@@ -102,21 +101,6 @@ fn memory_crosses_pid_namespaces_and_buffers_of_the_dead_return() {
     }
 }
 
-fn ask(connection: &OwnedFd, op: request::Op, fds: &[BorrowedFd<'_>]) -> reply::Result {
-    socket::send(connection, &packet::encode(&Request::new(7, op)), fds).unwrap();
-    let (bytes, _) = socket::receive(connection).unwrap();
-    let reply: Reply = packet::decode(&bytes).unwrap();
-    assert_eq!(reply.id, 7);
-    reply.result.unwrap()
-}
-
-fn refusal(answer: reply::Result) -> (Code, String) {
-    match answer {
-        reply::Result::Refused(refused) => (refused.code(), refused.text),
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn memory_requires_attachment_and_wrong_offers_are_refused() {
     let _watchdog = Watchdog::start();
@@ -135,9 +119,8 @@ fn memory_requires_attachment_and_wrong_offers_are_refused() {
     };
     for told in [&PoolMemory { pool: 3, ..PoolMemory::default() }, &good] {
         let fds = if told.id == 0 { &[][..] } else { &[fd] };
-        let (code, text) = refusal(ask(&connection, request::Op::PoolMemory(told.clone()), fds));
-        assert_eq!(code, Code::Denied, "{text}");
-        assert!(text.contains("attach"), "{text}");
+        let refused = refusal(ask(&connection, request::Op::PoolMemory(told.clone()), fds));
+        assert!(refused.code() == Code::Denied && refused.text.contains("attach"), "{refused:?}");
     }
     ask(&connection, request::Op::Attach(Attach { side: 0 }), &[]);
     let file = tempfile::tempfile_in(dir.path()).unwrap();
@@ -151,8 +134,8 @@ fn memory_requires_attachment_and_wrong_offers_are_refused() {
     ];
     let wrong = offers.len();
     for (offer, fds) in offers {
-        let (code, text) = refusal(ask(&connection, request::Op::PoolMemory(offer), fds));
-        assert_eq!(code, Code::Invalid, "{text}");
+        let refused = refusal(ask(&connection, request::Op::PoolMemory(offer), fds));
+        assert_eq!(refused.code(), Code::Invalid, "{}", refused.text);
     }
     until("all is written down", || {
         let count = |reason| audited(&log, "pool_memory", reason).len();

@@ -1,44 +1,26 @@
 //! Hostile processes and a failing identity service: they must not affect other clients.
 
-use std::io::{BufRead, BufReader};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::support::client::{self, HELLO, ask, packet_of, refusal, tell};
 use crate::support::{Sidecar, audited};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use shmesh_proto::broker::{
-    Ack, Attach, Close, Code, ExportKey, Hello, ImportByKey, Mechanism, Refused, Reply, Request, reply,
-    request::Op,
-};
+use shmesh_proto::broker::{Ack, Attach, Close, Code, ExportKey, ImportByKey, Mechanism, reply, request::Op};
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::limits::{MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
 use shmesh_testing::{Peer, Watchdog, broker, ipc_dir, key_of, stranger, until};
 
-const HELLO: Op = Op::Hello(Hello {});
-
-fn tell(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) {
-    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
-}
-
 fn answer(fd: &OwnedFd) -> reply::Result {
-    let (bytes, _) = socket::receive(fd).unwrap();
-    assert!(!bytes.is_empty(), "closed without an answer");
-    packet::decode::<Reply>(&bytes).unwrap().result.unwrap()
-}
-
-fn refusal(result: reply::Result) -> Refused {
-    match result {
-        reply::Result::Refused(refused) => refused,
-        other => panic!("this must be refused: {other:?}"),
-    }
+    client::answer(fd).expect("closed without an answer")
 }
 
 fn signal(sidecar: &Sidecar, signal: Signal) {
@@ -162,8 +144,7 @@ fn crowd_does_not_take_all_places_at_the_identity_service() {
     other.order("device tgid");
     signal(&sidecar, Signal::SIGCONT);
     for fd in &crowd {
-        tell(fd, HELLO, &[]);
-        let reply::Result::Welcome(welcome) = answer(fd) else { panic!("welcome") };
+        let reply::Result::Welcome(welcome) = ask(fd, HELLO, &[]) else { panic!("welcome") };
         assert!(welcome.identity.is_some());
     }
     assert_eq!(other.answer(), other.pid().to_string());
@@ -211,7 +192,7 @@ fn on_an_old_kernel_nonsense_is_counted_too() {
     // Descriptors of a client that does not answer the challenge do not pile up.
     let hoarder = stranger(dir.path());
     for _ in 0..16 {
-        let _ = socket::send(&hoarder, &packet::encode(&Request::new(5, HELLO)), &[file.as_fd(); 8]);
+        let _ = socket::send(&hoarder, &packet_of(HELLO), &[file.as_fd(); 8]);
     }
     until("it is refused as unidentified", || denied(&sidecar, "unidentified") > 0);
     drop((fd, hoarder));
@@ -258,8 +239,7 @@ fn refused_client_has_not_attached() {
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--audit", audit.to_str().unwrap()]);
     let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| stranger(dir.path())).collect();
     for fd in &crowd {
-        tell(fd, HELLO, &[]);
-        answer(fd);
+        ask(fd, HELLO, &[]);
     }
     signal(&sidecar, Signal::SIGSTOP);
     let one_more = stranger(dir.path());
@@ -268,8 +248,7 @@ fn refused_client_has_not_attached() {
     assert_eq!(refusal(answer(&one_more)).code(), Code::Limit);
     until("it is written down", || audited(&audit, "open", "limit_sessions_per_process").len() == 1);
     // Earlier packets have been processed by now.
-    tell(&crowd[0], HELLO, &[]);
-    answer(&crowd[0]);
+    ask(&crowd[0], HELLO, &[]);
     assert_eq!(sidecar.metric("shmesh_sidecar_attached_total"), 0);
     assert_eq!(audited(&audit, "attach", "").len(), 0);
 }
@@ -315,10 +294,7 @@ fn end_before_a_slow_reader(events: u32) {
     let dir = ipc_dir();
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--allow-open-keys"]);
     let slow = stranger(dir.path());
-    let ask = |op| {
-        tell(&slow, op, &[]);
-        answer(&slow)
-    };
+    let ask = |op| ask(&slow, op, &[]);
     let mut exporter = Peer::start(dir.path());
     exporter.tell("device connect");
     for _ in 0..events {
@@ -353,10 +329,7 @@ fn invalid_keys_and_closes_are_refused() {
     let dir = ipc_dir();
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
     let (mut exporter, fd) = (Peer::start(dir.path()), stranger(dir.path()));
-    let ask = |op| {
-        tell(&fd, op, &[]);
-        answer(&fd)
-    };
+    let ask = |op| ask(&fd, op, &[]);
     for bytes in [0, 1, 64, 66, 4096] {
         let key = vec![b'0'; bytes];
         for op in [
@@ -400,36 +373,12 @@ fn invalid_log_filter_is_a_wrong_configuration() {
 fn unread_audit_log_does_not_delay_the_shutdown() {
     let _watchdog = Watchdog::start();
     let dir = ipc_dir();
-    let yaml = dir.path().join("links.yaml");
-    std::fs::write(&yaml, "- name: link\n  ring: { len: 16 }\n").unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"))
-        .args(["--link", "link", "--any-file-system", "--audit", "-", "--dir"])
-        .arg(dir.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    assert!(log.any(|line| line.contains("ready")));
-    let log = std::thread::spawn(move || log.for_each(drop));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shmesh-sidecar"));
+    command.stdout(Stdio::piped());
+    let sidecar = Sidecar::start_by(command, dir.path(), "mpmc", &["--audit", "-"]);
     let fd = stranger(dir.path());
     for _ in 0..2000 {
-        tell(&fd, Op::Attach(Attach { side: 1 }), &[]);
-        answer(&fd);
+        ask(&fd, Op::Attach(Attach { side: 1 }), &[]);
     }
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
-    let start = Instant::now();
-    let status = loop {
-        match child.try_wait().unwrap() {
-            Some(status) => break status,
-            None if start.elapsed() > Duration::from_secs(60) => {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("it does not end");
-            }
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    };
-    assert_eq!(status.code(), Some(0));
-    log.join().unwrap();
+    sidecar.stop();
 }

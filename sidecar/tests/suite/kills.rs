@@ -29,7 +29,7 @@ impl Random {
 /// An exporter and an importer run through their steps, and one of them is killed during a step.
 #[test]
 fn exporters_and_importers() {
-    kill_exporters_and_importers(20);
+    kill_exporters_and_importers(8);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn kill_exporters_and_importers(kills: u64) {
 /// The sidecar is killed while messages flow between two other processes and this one.
 #[test]
 fn sidecars() {
-    kill_sidecars(20);
+    kill_sidecars(8);
 }
 
 #[test]

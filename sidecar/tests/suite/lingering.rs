@@ -4,27 +4,19 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::support::Sidecar;
-use crate::support::stubborn::Stubborn;
+use crate::support::client::{HELLO, answer, packet_of, tell};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use nix::unistd::Pid;
-use shmesh_proto::broker::{ExportKey, Hello, Mechanism, Reply, Request, reply, request::Op};
+use shmesh_proto::broker::{ExportKey, Mechanism, reply, request::Op};
 use shmesh_proto::limits::MAX_FDS;
-use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Watchdog, ipc_dir, own_process, stranger, until};
-
-const HELLO: Op = Op::Hello(Hello {});
-
-fn tell(fd: &OwnedFd, op: Op, fds: &[BorrowedFd<'_>]) {
-    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
-}
+use shmesh_testing::{Stubborn, Watchdog, ipc_dir, own_process, stranger, until};
 
 fn is_welcome(fd: &OwnedFd) -> bool {
     tell(fd, HELLO, &[]);
-    let Ok((bytes, _)) = socket::receive(fd) else { return false };
-    matches!(packet::decode::<Reply>(&bytes).unwrap().result, Some(reply::Result::Welcome(_)))
+    matches!(answer(fd), Some(reply::Result::Welcome(_)))
 }
 
 fn export(mechanism: Mechanism) -> Op {
@@ -44,7 +36,7 @@ fn lingering_sockets_affect_only_their_sender() {
         let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc", 640, &[]);
         let before = sidecar.fds();
         let signal = |signal| kill(Pid::from_raw(sidecar.pid().cast_signed()), signal).unwrap();
-        let mut stubborn = Stubborn::new();
+        let mut stubborn = Stubborn::listen();
         let other = stranger(dir.path());
         setsockopt(&other, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
         assert!(is_welcome(&other));
@@ -81,7 +73,7 @@ fn lingering_sockets_affect_only_their_sender() {
         // A connection beyond the limit is closed together with everything that it has sent.
         let mut crowd = Vec::new();
         until("there is no more room", || {
-            crowd.push(stranger(dir.path()));
+            crowd.extend([(); 16].map(|()| stranger(dir.path())));
             sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
         });
         let streams: Vec<_> = (0..20).map(|_| stubborn.one()).collect();
@@ -95,7 +87,7 @@ fn lingering_sockets_affect_only_their_sender() {
         let late = stranger(dir.path());
         setsockopt(&late, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
         // It may be closed already. Or there is room again, because the crowd said nothing for long.
-        let _ = socket::send(&late, &packet::encode(&Request::new(5, HELLO)), &[]);
+        let _ = socket::send(&late, &packet_of(HELLO), &[]);
         let end = socket::receive(&late).map_or_else(|error| error.kind(), |_| ErrorKind::UnexpectedEof);
         assert_ne!(end, ErrorKind::WouldBlock, "a newcomer is refused, or welcome");
 

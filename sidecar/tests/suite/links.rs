@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::Sidecar;
 use shmesh::{Link, LinkOptions, Side};
-use shmesh_testing::{Peer, Watchdog, files, ipc_dir, is_root, kind_of, refused, until};
+use shmesh_testing::{Peer, Watchdog, files, ipc_dir, is_root, until};
 
 const KINDS: [&str; 6] = ["mpmc", "spsc", "mpmc memfd", "spsc memfd", "mpmc notify=off", "spsc notify=off"];
 
@@ -323,19 +323,6 @@ fn link_that_cannot_be_kept_yet_is_retried() {
 
     let third = Sidecar::start_yaml(dir.path(), "- name: link\n  ring: { len: 64 }\n");
     until("the other shape is shown", || third.get("/readyz").contains("ring.len"));
-}
-
-#[test]
-fn without_identities_no_client_is_accepted() {
-    let _watchdog = Watchdog::start();
-    let dir = ipc_dir();
-    let absent = dir.path().join("absent.sock");
-    let sidecar = Sidecar::start_with(dir.path(), "mpmc memfd", &["--identity", absent.to_str().unwrap()]);
-    let error = refused(attach(dir.path(), Side::Secondary));
-    assert_eq!(kind_of(&error), "Host");
-    assert!(error.to_string().contains("read the reason in the host's log"), "{error}");
-    // One refusal on connecting, one on the request.
-    assert_eq!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}"), 2);
 }
 
 #[test]

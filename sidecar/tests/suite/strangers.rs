@@ -1,29 +1,16 @@
-//! Unknown clients of the socket and invalid requests: refused and counted, without effect on others.
+//! Clients that the sidecar identifies, and those that it cannot.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use crate::support::Sidecar;
+use crate::support::client::{HELLO, ask, packet_of, refusal};
 use shmesh::client::Client;
-use shmesh::{LinkOptions, Side};
 use shmesh_proto::broker::{self, Code, Reply, Request, reply, request};
-use shmesh_proto::limits::{MAX_PACKET_BYTES, MAX_SESSIONS};
 use shmesh_proto::packet;
 use shmesh_sys::socket;
-use shmesh_testing::{Watchdog, broker, ipc_dir, stranger, until};
-
-fn ask(fd: &OwnedFd, op: request::Op, fds: &[std::os::fd::BorrowedFd<'_>]) -> reply::Result {
-    socket::send(fd, &packet::encode(&Request::new(5, op)), fds).unwrap();
-    let (bytes, _) = socket::receive(fd).unwrap();
-    let reply: Reply = packet::decode(&bytes).unwrap();
-    assert_eq!(reply.id, 5);
-    reply.result.unwrap()
-}
-
-fn hello() -> request::Op {
-    request::Op::Hello(broker::Hello {})
-}
+use shmesh_testing::{Watchdog, ipc_dir, stranger, until};
 
 #[test]
 fn hello_reports_the_callers_identity() {
@@ -31,55 +18,15 @@ fn hello_reports_the_callers_identity() {
     let dir = ipc_dir();
     let _sidecar = Sidecar::start(dir.path(), "mpmc");
     let me = stranger(dir.path());
-    let reply::Result::Welcome(welcome) = ask(&me, hello(), &[]) else { panic!("welcome") };
+    let reply::Result::Welcome(welcome) = ask(&me, HELLO, &[]) else { panic!("welcome") };
     let identity = welcome.identity.unwrap();
     assert_eq!(identity.bare_tgid, std::process::id().cast_signed());
     assert_eq!(identity.uid, nix::unistd::geteuid().as_raw());
     let tgid = ask(&me, request::Op::BareTgid(broker::BareTgid {}), &[]);
     assert_eq!(tgid, reply::Result::Tgid(broker::Tgid { bare_tgid: identity.bare_tgid }));
-    let reply::Result::Refused(refused) = ask(&me, request::Op::Offer(broker::Offer {}), &[]) else {
-        panic!("a sidecar does not hand its role over")
-    };
+    // A sidecar does not hand its role over.
+    let refused = refusal(ask(&me, request::Op::Offer(broker::Offer {}), &[]));
     assert!(refused.text.contains("kept by this sidecar"), "{}", refused.text);
-}
-
-#[test]
-fn nonsense_is_refused() {
-    let _watchdog = Watchdog::start();
-    let dir = ipc_dir();
-    let sidecar = Sidecar::start(dir.path(), "mpmc");
-    let before = sidecar.fds();
-    for bytes in [&[0xff; 100][..], &[0; MAX_PACKET_BYTES + 1]] {
-        let fd = stranger(dir.path());
-        socket::send(&fd, bytes, &[]).unwrap();
-        let (answer, _) = socket::receive(&fd).unwrap_or_default();
-        assert!(answer.is_empty(), "it is closed");
-    }
-    until("they are counted", || {
-        sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"malformed\"}") == 2
-    });
-
-    let file = std::fs::File::open("/dev/null").unwrap();
-    let gives = stranger(dir.path());
-    let list = request::Op::List(broker::List { skip: 0 });
-    let reply::Result::Refused(refused) = ask(&gives, list, &[file.as_fd(); 4]) else {
-        panic!("no descriptors")
-    };
-    assert_eq!(refused.code(), Code::Invalid);
-    // More than any request takes: the kernel truncates them, and those that arrived are closed.
-    let too_many = stranger(dir.path());
-    socket::send(&too_many, &packet::encode(&Request::new(1, hello())), &[file.as_fd(); 100]).unwrap();
-    let (answer, _) = socket::receive(&too_many).unwrap_or_default();
-    assert!(answer.is_empty(), "it is closed");
-
-    let other = stranger(dir.path());
-    let future = Request { version: 9, ..Request::new(5, hello()) };
-    socket::send(&other, &packet::encode(&future), &[]).unwrap();
-    let (bytes, _) = socket::receive(&other).unwrap();
-    let reply: Reply = packet::decode(&bytes).unwrap();
-    assert!(matches!(reply.result, Some(reply::Result::Refused(refused)) if refused.code() == Code::Version));
-    drop((gives, too_many, other));
-    until("all descriptors are closed", || sidecar.fds() <= before);
 }
 
 /// Both ways in which kernels report the process that connected and the process that sends.
@@ -96,7 +43,7 @@ fn inherited_connection_does_not_speak_for_its_creator() {
         // A child that has this connection as its standard output, and sends the requests of an honest client.
         let mine = me.as_fd().try_clone_to_owned().unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(mine).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(&packet::encode(&Request::new(77, hello()))).unwrap();
+        child.stdin.take().unwrap().write_all(&packet::encode(&Request::new(77, HELLO))).unwrap();
         assert!(child.wait().unwrap().success());
         let (bytes, _) = socket::receive(&me).unwrap();
         let reply: Reply = packet::decode(&bytes).unwrap();
@@ -114,7 +61,7 @@ fn on_an_old_kernel_unanswered_challenge_means_unidentified() {
     let dir = ipc_dir();
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--old-kernel"]);
     let challenged = |fd: &OwnedFd| {
-        socket::send(fd, &packet::encode(&Request::new(5, hello())), &[]).unwrap();
+        socket::send(fd, &packet_of(HELLO), &[]).unwrap();
         let (bytes, _) = socket::receive(fd).unwrap();
         let reply: Reply = packet::decode(&bytes).unwrap();
         let Some(reply::Result::Challenge(challenge)) = reply.result else { panic!("{reply:?}") };
@@ -157,43 +104,4 @@ fn on_an_old_kernel_unanswered_challenge_means_unidentified() {
     challenged(&silent);
     assert_eq!(welcomed(&silent), None, "after a second");
     assert!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"unidentified\"}") > 0);
-}
-
-#[test]
-fn client_that_does_not_read_is_disconnected() {
-    let _watchdog = Watchdog::start();
-    let dir = ipc_dir();
-    let sidecar = Sidecar::start(dir.path(), "mpmc");
-    let before = sidecar.fds();
-    let deaf = stranger(dir.path());
-    nix::fcntl::fcntl(&deaf, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
-    let bytes = packet::encode(&Request::new(5, hello()));
-    until("it is closed", || {
-        socket::send(&deaf, &bytes, &[]).is_err_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
-    });
-    assert!(sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"slow\"}") > 0);
-    until("its descriptors are closed", || sidecar.fds() <= before);
-}
-
-#[test]
-fn crowd_is_refused_without_effect_on_others() {
-    let _watchdog = Watchdog::start();
-    let dir = ipc_dir();
-    let sidecar = Sidecar::start(dir.path(), "mpmc");
-    let options = LinkOptions::new().dir(dir.path());
-    let phy = options.attach("link", Side::Primary).unwrap();
-    until("it is known", || sidecar.metric("shmesh_sidecar_attached_total") == 1);
-    let before = sidecar.fds();
-    let crowd: Vec<_> =
-        (0..MAX_SESSIONS + 200).map_while(|_| socket::connect_to(&broker(dir.path())).ok()).collect();
-    until("some are turned away", || {
-        sidecar.metric("shmesh_sidecar_refused_connections_total")
-            + sidecar.metric("shmesh_sidecar_refused_requests_total{reason=\"limit_sessions_per_process\"}")
-            > 0
-    });
-    drop(crowd);
-    until("all descriptors are closed", || sidecar.fds() <= before);
-    let mac = options.attach("link", Side::Secondary).unwrap();
-    mac.send_inline(1, 0, b"undisturbed").unwrap();
-    assert_eq!(phy.receive().unwrap().unwrap().msg(), b"undisturbed");
 }

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use shmesh::config::LinkConfig;
 use shmesh::inspect::{View, far_nodes};
 use shmesh::{Link, LinkOptions, Side};
-use shmesh_testing::until;
+use shmesh_testing::{http_get, until};
 
 use crate::wait_for_peer;
 
@@ -372,7 +372,14 @@ fn certificates_are_replaced_in_turn() {
 
 /// The value of a metric that a bridge serves.
 fn metric(admin: &str, name: &str) -> Option<u64> {
-    get(admin, "/metrics").ok()?.lines().find(|line| line.starts_with(name))?.rsplit(' ').next()?.parse().ok()
+    http_get(admin, "/metrics")
+        .ok()?
+        .lines()
+        .find(|line| line.starts_with(name))?
+        .rsplit(' ')
+        .next()?
+        .parse()
+        .ok()
 }
 
 /// Two pods of one node have one IPC directory: the bridge of one waits while the other has the link.
@@ -402,17 +409,7 @@ fn second_bridge_of_a_directory_stands_by_and_takes_over() {
 }
 
 fn answers(admin: &str, path: &str) -> bool {
-    get(admin, path).unwrap().lines().next().is_some_and(|line| line.contains(" 200"))
-}
-
-/// The whole answer of a bridge to a request of HTTP.
-fn get(admin: &str, path: &str) -> std::io::Result<String> {
-    use std::io::{Read, Write};
-    let mut stream = std::net::TcpStream::connect(admin)?;
-    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
+    http_get(admin, path).unwrap().lines().next().is_some_and(|line| line.contains(" 200"))
 }
 
 /// One authority signs the certificates of all namespaces.

@@ -9,6 +9,7 @@ use pcap_parser::pcapng::parse_block_le;
 use pcap_parser::{Block, Linktype, OptionCode};
 use shmesh::config::{LinkConfig, PoolId, RingMode};
 use shmesh::{Link, LinkOptions, Side};
+use shmesh_testing::until;
 
 const HANGS: Duration = Duration::from_secs(120);
 /// A capture whose test has failed ends after this time.
@@ -195,6 +196,11 @@ fn packets_are_no_longer_than_wireshark_reads() {
     }
 }
 
+/// Waits until so many packets are in the file.
+fn wait_for(file: &Path, count: usize) {
+    until("the file grows", || std::fs::read(file).is_ok_and(|bytes| read(&bytes).1.len() >= count));
+}
+
 #[test]
 fn capture_follows_a_live_link_until_a_signal() {
     let dir = tempfile::tempdir().unwrap();
@@ -203,14 +209,7 @@ fn capture_follows_a_live_link_until_a_signal() {
     let limits = ["--limit-bytes", "4", "--seconds", ENDS_S, "-o", file.to_str().unwrap()];
     let args = [&["--msg-id", "0x65", "--msg-id", "103"][..], &limits].concat();
     let child = capture(dir.path(), &args).stdout(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    let packets = || std::fs::read(&file).map(|bytes| read(&bytes).1).unwrap_or_default();
-    let wait_for = |count: usize| {
-        while packets().len() < count {
-            assert!(start.elapsed() < HANGS, "the file does not grow");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let wait_for = |count| wait_for(&file, count);
     // It has begun when it has seen something that waits.
     fill(&mac);
     wait_for(2);
@@ -239,13 +238,7 @@ fn capture_continues_after_both_sides_restart() {
     let (phy, mac) = link(dir.path());
     let args = ["--count", "9", "--seconds", ENDS_S, "-o", file.to_str().unwrap()];
     let child = capture(dir.path(), &args).stdout(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    let wait_for = |count: usize| {
-        while std::fs::read(&file).map(|bytes| read(&bytes).1.len()).unwrap_or_default() < count {
-            assert!(start.elapsed() < HANGS, "the file does not grow");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
+    let wait_for = |count| wait_for(&file, count);
     fill(&mac);
     wait_for(3);
     let receive_all = |link: &Link| (0..3).for_each(|_| drop(link.receive().unwrap().unwrap()));
@@ -272,16 +265,10 @@ fn capture_blocked_on_a_pipe_can_be_interrupted() {
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut child = capture(dir.path(), &["-o", pipe.to_str().unwrap()]).spawn().unwrap();
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    // Until it waits for signals, one ends it as any program.
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().count();
+    until("it waits for signals", || threads() > 1);
     let start = Instant::now();
-    // Until then a signal ends it as any program.
-    let waits_for_signals = || {
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        threads.count() > 1
-    };
-    while !waits_for_signals() {
-        assert!(start.elapsed() < HANGS, "it never begins");
-        std::thread::sleep(Duration::from_millis(5));
-    }
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() >= HANGS {
             child.kill().unwrap();

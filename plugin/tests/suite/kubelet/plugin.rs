@@ -1,8 +1,8 @@
 //! A node in a directory, with a kubelet double and the plugin as a process.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -221,17 +221,12 @@ impl Plugin {
     }
 
     pub(crate) fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        shmesh_testing::http_get(self.admin, path).unwrap()
     }
 
     /// A number in the metrics; none if it is not there.
     pub(crate) fn metric(&self, name: &str) -> Option<f64> {
-        let text = self.get("/metrics");
-        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        shmesh_testing::metric(&self.get("/metrics"), name)
     }
 
     /// Waits for a number in the metrics.

@@ -9,60 +9,37 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::CloneFlags;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
-    getsockopt, listen, recv, sendmsg, socket, sockopt,
-};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, recv, sendmsg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
 use shmesh_proto::packet;
+use shmesh_sys::socket;
 
-/// Says that a test cannot be made here.
-pub(crate) fn is_root() -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: this test makes namespaces and needs root");
-    }
-    root
-}
-
-pub(crate) fn seqpacket() -> OwnedFd {
-    socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap()
-}
+pub(crate) use shmesh_testing::is_root;
 
 pub(crate) fn connect_to(path: &Path) -> OwnedFd {
-    let fd = seqpacket();
-    connect(fd.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
-    fd
+    socket::connect_to(path).unwrap()
 }
 
 pub(crate) fn listen_on(path: &Path) -> OwnedFd {
-    let fd = seqpacket();
-    bind(fd.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
-    listen(&fd, Backlog::new(8).unwrap()).unwrap();
-    fd
+    socket::listen_on(path, 0o600).unwrap()
 }
 
 pub(crate) fn accept(listener: &OwnedFd) -> OwnedFd {
-    own(accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).unwrap())
+    socket::accept(listener).unwrap()
 }
 
-#[expect(unsafe_code, reason = "raw descriptors fresh from the kernel")]
-pub(crate) fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: the caller has just got it from the kernel.
-    unsafe { OwnedFd::from_raw_fd(fd) }
+pub(crate) fn peer_pidfd(connection: &OwnedFd) -> OwnedFd {
+    socket::peer_pidfd(connection).unwrap()
 }
 
 #[expect(unsafe_code, reason = "pidfd_open")]
 pub(crate) fn pidfd_open(pid: i32, flags: u32) -> nix::Result<OwnedFd> {
     // SAFETY: two numbers.
     let fd = nix::errno::Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) })?;
-    Ok(own(i32::try_from(fd).unwrap()))
-}
-
-pub(crate) fn peer_pidfd(socket: &OwnedFd) -> OwnedFd {
-    getsockopt(socket, sockopt::PeerPidfd).unwrap()
+    // SAFETY: the kernel has just made it.
+    Ok(unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).unwrap()) })
 }
 
 /// Waits until the process has ended.
@@ -385,12 +362,7 @@ pub(crate) fn unknown(answer: &Answer) -> Option<Unknown> {
     }
 }
 
-/// Waits until the service has no more descriptors than before: closing is over a moment after the answer. There is no
-/// event for it, so it is looked at again until it is so, or far too late.
+/// Waits until the service has no more descriptors than before: closing is over a moment after the answer.
 pub(crate) fn back_to(service: &Service, before: usize) {
-    let begin = std::time::Instant::now();
-    while service.open_fds() > before {
-        assert!(begin.elapsed().as_secs() < 20, "{} descriptors, {before} before", service.open_fds());
-        std::thread::yield_now();
-    }
+    shmesh_testing::until("the service has closed all", || service.open_fds() <= before);
 }

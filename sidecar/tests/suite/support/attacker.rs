@@ -15,10 +15,9 @@ use shmesh_proto::packet;
 use shmesh_sys::closing::Lingering;
 use shmesh_sys::file::{ByteLock, open as open_file, try_lock_byte};
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, broker_of, is_root, until};
+use shmesh_testing::{Peer, Stubborn, broker_of, is_root, until};
 
 use super::Sidecar;
-use super::stubborn::Stubborn;
 
 pub(crate) const LINKS: [&str; 2] = ["aaa", "bbb"];
 pub(crate) const FILES: [&str; 3] = ["aaa_shm", "aaa_cpu_msg", "aaa_cpu_data"];
@@ -121,7 +120,7 @@ impl Attacker {
             dead: Vec::new(),
             connections: Vec::new(),
             locks: Vec::new(),
-            stubborn: Stubborn::new(),
+            stubborn: Stubborn::listen(),
         }
     }
 
@@ -273,7 +272,7 @@ impl Attacker {
         self.locks.clear();
         self.connections.clear();
         self.members.drain(..).chain(self.dead.drain(..)).for_each(Peer::kill);
-        self.stubborn = Stubborn::new();
+        self.stubborn = Stubborn::listen();
         remove_aaa(&self.dir);
     }
 }

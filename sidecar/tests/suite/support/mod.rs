@@ -1,10 +1,9 @@
 //! A sidecar process for tests.
 
 pub(crate) mod attacker;
-pub(crate) mod stubborn;
+pub(crate) mod client;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::ops::Not;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -130,11 +129,7 @@ impl Sidecar {
     }
 
     pub(crate) fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        shmesh_testing::http_get(&self.admin, path).unwrap()
     }
 
     /// Runs the hook of an injected sidecar, with the environment of its container.
@@ -149,9 +144,7 @@ impl Sidecar {
 
     /// One number of `/metrics`, or 0 if it is missing.
     pub(crate) fn metric(&self, name: &str) -> u64 {
-        let metrics = self.get("/metrics");
-        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-        value.unwrap_or(0)
+        shmesh_testing::metric(&self.get("/metrics"), name).unwrap_or(0)
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -83,7 +83,7 @@ fn random() -> Random {
 
 #[test]
 fn of_gpu_memory() {
-    kill_over_gpu_memory(15);
+    kill_over_gpu_memory(6);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn kill_over_gpu_memory(rounds: u32) {
 
 #[test]
 fn of_npu_memory() {
-    kill_over_npu_memory(15);
+    kill_over_npu_memory(6);
 }
 
 #[test]

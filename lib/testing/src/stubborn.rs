@@ -5,20 +5,23 @@ use std::net::{TcpListener, TcpStream};
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// Creates sockets with unsent data, whose close waits ten minutes for it to be sent.
-pub(crate) struct Stubborn {
+#[derive(Debug)]
+pub struct Stubborn {
     listener: TcpListener,
     others: Vec<TcpStream>,
 }
 
 impl Stubborn {
-    pub(crate) fn new() -> Self {
+    /// Listens for the other ends.
+    pub fn listen() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         // The other end never has room for the data.
         setsockopt(&listener, sockopt::RcvBuf, &4096).unwrap();
         Self { listener, others: Vec::new() }
     }
 
-    pub(crate) fn one(&mut self) -> TcpStream {
+    /// Creates one of them.
+    pub fn one(&mut self) -> TcpStream {
         let stream = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         self.others.push(self.listener.accept().unwrap().0);
         setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
