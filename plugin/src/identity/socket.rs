@@ -46,6 +46,10 @@ pub(crate) struct Listener {
 impl Listener {
     /// Listens on `path`, in place of an earlier service.
     pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
+        Self::bind_ignoring_lock_after(STARTING, path, mode)
+    }
+
+    fn bind_ignoring_lock_after(limit: Duration, path: &Path, mode: u32) -> Result<Self, ListenError> {
         let failed = |what, path: &Path| {
             let path = path.to_owned();
             move |error: io::Error| ListenError::System(what, path, error)
@@ -54,7 +58,7 @@ impl Listener {
             fs::create_dir_all(dir).map_err(failed("create the directory", dir))?;
         }
         // Two services that start together would use one temporary name.
-        let _lock = locked(path)?;
+        let _lock = locked(path, limit)?;
         if is_socket(path)? && answers(path).map_err(failed("connect to", path))? {
             tracing::info!(path = %path.display(), "taking over from a service that answers; it keeps its connections");
         }
@@ -107,13 +111,13 @@ impl Drop for Listener {
 
 /// Takes the lock file beside the socket. Returns `None` if it is held beyond the time limit:
 /// root in a pod that mounts this directory could hold the lock for ever.
-fn locked(path: &Path) -> Result<Option<Locked>, ListenError> {
+fn locked(path: &Path, limit: Duration) -> Result<Option<Locked>, ListenError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let lock = PathBuf::from(name);
     let failed = |error| ListenError::System("lock", lock.clone(), error);
     let file = file::open_lock_file(&lock, 0o600).map_err(failed)?;
-    match Locked::lock_until(file, Instant::now() + STARTING, LOCK_RETRY) {
+    match Locked::lock_until(file, Instant::now() + limit, LOCK_RETRY) {
         Ok(held) => Ok(Some(held)),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             tracing::warn!(lock = %lock.display(), "another process holds the lock, as earlier versions do; ignoring the lock");
@@ -203,7 +207,8 @@ mod tests {
         // As root in a pod could through a read-only mount.
         let held = File::open(dir.path().join("agent.sock.lock")).unwrap();
         held.lock_shared().unwrap();
-        let _listener = Listener::bind(&path, 0o666).unwrap();
+        let limit = Duration::from_millis(100);
+        let _listener = Listener::bind_ignoring_lock_after(limit, &path, 0o666).unwrap();
         assert!(answers(&path).unwrap());
         drop(held);
     }

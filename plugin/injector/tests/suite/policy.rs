@@ -4,7 +4,9 @@
 //! The interpreter is `cel`; what Kubernetes adds to the language is added here: `quantity`, objects, and the two kinds of
 //! patches. It checks no types, so that the API server takes the expressions is not shown here.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::support::{config, files, pod_of, pods, violations};
@@ -67,15 +69,31 @@ impl Serialize for SignedObject<'_> {
     }
 }
 
+thread_local! {
+    static ENV: Arc<Env> = {
+        let mut env = Env::stdlib();
+        cel::extensions::strings(&mut env).unwrap();
+        Arc::new(env)
+    };
+    static COMPILED: RefCell<HashMap<String, Rc<IdedExpr>>> = RefCell::default();
+}
+
+/// Compiles an expression when it is first used.
+fn compiled(expression: &str) -> Rc<IdedExpr> {
+    let compile = || {
+        let program = Program::compile(expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
+        Rc::new(untyped(program.expression().clone()))
+    };
+    COMPILED.with_borrow_mut(|all| Rc::clone(all.entry(expression.to_owned()).or_insert_with(compile)))
+}
+
 /// Evaluates as the API server does with these variables.
 fn evaluate(expression: &str, object: &Value, variables: &Value) -> Value {
     evaluate_with(expression, &[("object", object), ("variables", variables)])
 }
 
 fn evaluate_with(expression: &str, names: &[(&str, &Value)]) -> Value {
-    let mut env = Env::stdlib();
-    cel::extensions::strings(&mut env).unwrap();
-    let mut context = Context::with_env(Arc::new(env));
+    let mut context = Context::with_env(ENV.with(Arc::clone));
     let whole =
         |text: Arc<String>| bytes_of(&Value::from(text.as_str())).and_then(|bytes| i64::try_from(bytes).ok());
     context.add_function("isQuantity", move |text: Arc<String>| whole(text).is_some()).unwrap();
@@ -92,9 +110,8 @@ fn evaluate_with(expression: &str, names: &[(&str, &Value)]) -> Value {
     for (name, value) in names {
         context.add_variable(*name, SignedObject(value)).unwrap();
     }
-    let program = Program::compile(expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
-    let expr = untyped(program.expression().clone());
-    let value = cel::Value::resolve(&expr, &context).unwrap_or_else(|error| panic!("{expression}: {error}"));
+    let value = cel::Value::resolve(&compiled(expression), &context)
+        .unwrap_or_else(|error| panic!("{expression}: {error}"));
     value.json().unwrap()
 }
 

@@ -276,7 +276,7 @@ macro_rules! properties {
 }
 
 properties! {
-    quick: 50;
+    quick: 20;
     #[ignore = "long: 1,000 pods of each kind"] long: 1000;
 }
 

@@ -191,7 +191,7 @@ async fn certificate_rotation_loses_no_client() {
     assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200, "connections stay");
 }
 
-/// One address takes all connections: half of them without a handshake, half silent after it.
+/// One address opens more connections than there may be: most of them without a handshake, the others silent after it.
 #[tokio::test]
 async fn half_open_and_silent_connections_shut_out_no_client() {
     let server = Server::start().await;
@@ -200,11 +200,11 @@ async fn half_open_and_silent_connections_shut_out_no_client() {
     let mut kept = server.connect_from("127.0.0.3", &bundle.authorities).await.unwrap();
     assert_eq!(ask(&mut kept, "POST", &question("- name: a")).await.0, 200);
     let mut half_open = Vec::new();
-    for _ in 0..400 {
+    for _ in 0..300 {
         half_open.push(server.open("127.0.0.1").await.unwrap());
     }
     let mut silent = Vec::new();
-    for _ in 0..400 {
+    for _ in 0..100 {
         silent.push(server.connect_from("127.0.0.1", &bundle.authorities).await.unwrap());
     }
     for from in ["127.0.0.2", "127.0.0.1"] {
@@ -276,6 +276,10 @@ async fn silent_connection_is_closed() {
     let mut silent = server.connect(&bundle.authorities).await.unwrap();
     let mut asking = server.connect(&bundle.authorities).await.unwrap();
     assert_eq!(ask(&mut asking, "POST", &question("- name: a")).await.0, 200);
+    // A clock that is paused for longer would overtake the sockets.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(6)).await;
+    tokio::time::resume();
     let read = tokio::time::timeout(Duration::from_secs(60), silent.read(&mut [0; 1])).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "closed: {read:?}");
     assert_eq!(ask(&mut asking, "POST", &question("- name: a")).await.0, 200, "who has asked may idle");

@@ -40,7 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[test]
 fn any_order() {
-    steps_in_any_order(15);
+    steps_in_any_order(6);
 }
 
 /// `SHMESH_STEPS` says how many.
