@@ -136,13 +136,13 @@ fn crowd_does_not_take_all_places_at_the_identity_service() {
     let service = Service::start(dir.path(), 64, Duration::from_millis(20));
     let sidecar = Sidecar::start_with(dir.path(), "mpmc", &["--identity", service.path.to_str().unwrap()]);
     // All connect at once: the sidecar accepts them when it continues.
-    signal(&sidecar, Signal::SIGSTOP);
+    sidecar.pause();
     let crowd: Vec<_> = (0..MAX_SESSIONS_PER_PROCESS).map(|_| stranger(dir.path())).collect();
     let mut other = Peer::start(dir.path());
     other.order("device connect");
     other.answer();
     other.order("device tgid");
-    signal(&sidecar, Signal::SIGCONT);
+    sidecar.go_on();
     for fd in &crowd {
         let reply::Result::Welcome(welcome) = ask(fd, HELLO, &[]) else { panic!("welcome") };
         assert!(welcome.identity.is_some());
@@ -241,10 +241,10 @@ fn refused_client_has_not_attached() {
     for fd in &crowd {
         ask(fd, HELLO, &[]);
     }
-    signal(&sidecar, Signal::SIGSTOP);
+    sidecar.pause();
     let one_more = stranger(dir.path());
     tell(&one_more, Op::Attach(Attach { side: 1 }), &[]);
-    signal(&sidecar, Signal::SIGCONT);
+    sidecar.go_on();
     assert_eq!(refusal(answer(&one_more)).code(), Code::Limit);
     until("it is written down", || audited(&audit, "open", "limit_sessions_per_process").len() == 1);
     // Earlier packets have been processed by now.

@@ -5,10 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::support::Sidecar;
 use crate::support::client::{HELLO, answer, packet_of, tell};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeVal;
-use nix::unistd::Pid;
 use shmesh_proto::broker::{ExportKey, Mechanism, reply, request::Op};
 use shmesh_proto::limits::MAX_FDS;
 use shmesh_sys::socket;
@@ -35,7 +33,6 @@ fn lingering_sockets_affect_only_their_sender() {
         let dir = ipc_dir();
         let sidecar = Sidecar::start_with_limit(dir.path(), "mpmc", 640, &[]);
         let before = sidecar.fds();
-        let signal = |signal| kill(Pid::from_raw(sidecar.pid().cast_signed()), signal).unwrap();
         let mut stubborn = Stubborn::listen();
         let other = stranger(dir.path());
         setsockopt(&other, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
@@ -61,10 +58,10 @@ fn lingering_sockets_affect_only_their_sender() {
             assert!(is_welcome(&attacker));
             // While the sidecar is stopped, this test closes its own descriptor. The sidecar then has the last one.
             let stream = stubborn.one();
-            signal(Signal::SIGSTOP);
+            sidecar.pause();
             send(&attacker, stream.as_fd());
             drop((stream, attacker));
-            signal(Signal::SIGCONT);
+            sidecar.go_on();
             assert!(is_welcome(&other), "{way}: another one does not notice");
         }
 
@@ -77,12 +74,12 @@ fn lingering_sockets_affect_only_their_sender() {
             sidecar.metric("shmesh_sidecar_refused_connections_total") > 0
         });
         let streams: Vec<_> = (0..20).map(|_| stubborn.one()).collect();
-        signal(Signal::SIGSTOP);
+        sidecar.pause();
         for stream in streams {
             let one_more = stranger(dir.path());
             tell(&one_more, HELLO, &[stream.as_fd()]);
         }
-        signal(Signal::SIGCONT);
+        sidecar.go_on();
         assert!(is_welcome(&other), "too many: another one does not notice");
         let late = stranger(dir.path());
         setsockopt(&late, sockopt::ReceiveTimeout, &TimeVal::new(60, 0)).unwrap();
@@ -92,7 +89,7 @@ fn lingering_sockets_affect_only_their_sender() {
         assert_ne!(end, ErrorKind::WouldBlock, "a newcomer is refused, or welcome");
 
         // When the other ends close, these do too.
-        drop((stubborn, crowd, other));
+        drop((stubborn, crowd, other, late));
         until("all descriptors are closed", || sidecar.fds() <= before);
         sidecar.stop();
     });

@@ -9,7 +9,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::CloneFlags;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, recv, sendmsg};
+use nix::sys::socket::{
+    self as nix_socket, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, recv, sendmsg,
+};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use shmesh_proto::identity::{Answer, PeerIdentity, Question, Subject, Unknown, answer};
@@ -18,8 +20,15 @@ use shmesh_sys::socket;
 
 pub(crate) use shmesh_testing::is_root;
 
+pub(crate) fn seqpacket() -> OwnedFd {
+    nix_socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap()
+}
+
+/// Unlike the product, waits as long as it takes.
 pub(crate) fn connect_to(path: &Path) -> OwnedFd {
-    socket::connect_to(path).unwrap()
+    let fd = seqpacket();
+    nix_socket::connect(fd.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+    fd
 }
 
 pub(crate) fn listen_on(path: &Path) -> OwnedFd {
@@ -45,7 +54,7 @@ pub(crate) fn pidfd_open(pid: i32, flags: u32) -> nix::Result<OwnedFd> {
 /// Waits until the process has ended.
 pub(crate) fn wait_for_end(pidfd: BorrowedFd<'_>) {
     let mut polled = [PollFd::new(pidfd, PollFlags::POLLIN)];
-    assert_eq!(poll(&mut polled, PollTimeout::from(20_000_u16)), Ok(1), "it did not end");
+    assert_eq!(poll(&mut polled, PollTimeout::from(60_000_u16)), Ok(1), "it did not end");
 }
 
 /// A connection to the service.
@@ -70,7 +79,7 @@ impl Asker {
     /// The next answer; none when the service has let go.
     pub(crate) fn answer(&self) -> Option<Answer> {
         let mut polled = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut polled, PollTimeout::from(20_000_u16)), Ok(1), "no answer");
+        assert_eq!(poll(&mut polled, PollTimeout::from(60_000_u16)), Ok(1), "no answer");
         let mut bytes = [0; 8192];
         match recv(self.fd.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
             Ok(0) | Err(nix::errno::Errno::ECONNRESET) => None,

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 const SIDECAR: &str = env!("CARGO_BIN_EXE_shmesh-sidecar");
@@ -149,6 +150,19 @@ impl Sidecar {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Stops it, and returns when it has stopped.
+    pub(crate) fn pause(&self) {
+        let pid = Pid::from_raw(self.pid().cast_signed());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+    }
+
+    /// Continues it after [`Sidecar::pause`].
+    pub(crate) fn go_on(&self) {
+        kill(Pid::from_raw(self.pid().cast_signed()), Signal::SIGCONT).unwrap();
     }
 
     /// Number of its open descriptors.
