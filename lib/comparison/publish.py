@@ -88,12 +88,19 @@ def build(peers):
     return program, comparison, listed.stdout.split(), listed.stderr.splitlines()
 
 
+def commit(tree):
+    """The commit of a working tree, followed by `+changes` if tracked files differ from it."""
+    command = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+changes"]
+    return subprocess.run(command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
 def real_time():
     """Lets the programs that are measured go before all others."""
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
 
 
 def run(args, wanted, tests):
+    measured = commit(measure.ROOT)
     program, comparison, listed, missing = build("" if args.peers == "none" else args.peers)
     for line in missing:
         print(line, file=sys.stderr)
@@ -107,10 +114,9 @@ def run(args, wanted, tests):
         command = [str(comparison), "--only", only, "--seconds", str(args.seconds), "--repeat", "1", "--output", "json"]
         rows += json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=measure.ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": measured,
         "machine": f"{platform.machine()}, {os.cpu_count()} processors, Linux {'.'.join(platform.release().split('.')[:2])}",
         "load": [round(value, 1) for value in os.getloadavg()],
         "real_time": args.real_time,

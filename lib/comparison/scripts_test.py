@@ -3,7 +3,10 @@
 
 import json
 import random
+import subprocess
+import tempfile
 import unittest
+from pathlib import Path
 
 import compare_commits
 import measure
@@ -129,6 +132,21 @@ class JsonTest(unittest.TestCase):
         written = publish.text(result)
         self.assertEqual(json.loads(written), result)
         self.assertEqual(sum(line.startswith('{"name"') for line in written.splitlines()), 3)
+
+
+class CommitTest(unittest.TestCase):
+    def test_changes_of_tracked_files_are_recorded(self):
+        with tempfile.TemporaryDirectory() as directory:
+            git = ["git", "-C", directory, "-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgSign=false"]
+            file = Path(directory, "file")
+            file.write_text("1", encoding="utf-8")
+            for arguments in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "test"]):
+                subprocess.run(git + arguments, check=True)
+            Path(directory, "untracked").touch()
+            clean = publish.commit(directory)
+            self.assertRegex(clean, "^[0-9a-f]{8,}$")
+            file.write_text("23", encoding="utf-8")
+            self.assertEqual(publish.commit(directory), f"{clean}+changes")
 
 
 class EarlierTest(unittest.TestCase):

@@ -6,18 +6,18 @@ PLACES = ("near", "apart")
 # The rows of a run that must have been measured at a place, or the medians there are of too few.
 SHARE_MIN = 1 / 3
 
-# What becomes of the other side and of the buffers when a process is killed.
-OURS = "its buffers come back, the others go on"
+# The consequences for peers and buffers when a process is killed.
+OURS = "peers keep running; its buffers are reclaimed"
 NOTHING = "not handled"
-THREADS = "one process"
-TACHYON = "not noticed: the other side waits for ever"
-BOOST_RING = "not noticed: the other side waits for ever"
-BOOST_QUEUE = "not noticed; the cell it was using is lost"
-BOOST_LOCKED = "inside the lock: all others wait for ever"
-ICEORYX = "the next node that starts cleans up"
-AERON = "noticed after 10 s by the driver, which must live"
-ZENOH = "noticed at once; a buffer comes back after 0.1 s, even from a reader that only stalls"
-KERNEL = "noticed at once; each message is copied twice"
+THREADS = "not applicable: one process"
+TACHYON = "not detected; the peer polls forever"
+BOOST_RING = "not detected; the peer polls forever"
+BOOST_QUEUE = "not detected; the cell in use is lost"
+BOOST_LOCKED = "not detected; deadlock if it held the lock"
+ICEORYX = "its resources are reclaimed when the next node starts"
+AERON = "detected after 10 s by the media driver, a single point of failure"
+ZENOH = "detected immediately; buffers are reclaimed after 0.1 s, even those of a stalled reader"
+KERNEL = "detected immediately; each message is copied twice"
 
 # Label, the row's name, the goal, and what a kill does.
 ROUND_TRIP = [

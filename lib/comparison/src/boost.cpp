@@ -19,7 +19,7 @@ namespace lockfree = boost::lockfree;
 
 namespace {
 
-std::string last_error;
+thread_local std::string last_error;
 
 struct Queue {
     virtual ~Queue() = default;

@@ -53,7 +53,7 @@ unsafe extern "C" {
 }
 
 fn last_error() -> String {
-    // SAFETY: a string of this thread's last failure, which stays as it is until the next one.
+    // SAFETY: a string of this thread (`thread_local` in `boost.cpp`), unchanged until its next failure.
     unsafe { CStr::from_ptr(boost_error()) }.to_string_lossy().into_owned()
 }
 
