@@ -14,7 +14,7 @@ use crate::link::endpoint::Endpoint;
 use crate::participant::Side::{Primary, Secondary};
 use crate::ring::Ring;
 
-const MESSAGES: i32 = if cfg!(miri) { 12 } else { 1_000 };
+const MESSAGES: i32 = if cfg!(miri) { 12 } else { 5_000 };
 
 #[expect(unsafe_code, reason = "the bytes of a buffer that the caller holds exclusively")]
 mod bytes {

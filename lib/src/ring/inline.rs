@@ -132,7 +132,10 @@ mod tests {
     #[test]
     fn messages_of_each_length_are_read_as_written_and_padded_to_a_word() {
         let bytes: [u8; INLINE_MAX_BYTES] = std::array::from_fn(|i| u8::try_from(i).unwrap() ^ 0xa5);
-        for len in (0..=INLINE_MAX_BYTES).step_by(if cfg!(miri) { 7 } else { 1 }) {
+        // Miri takes seconds for all of them.
+        let is_wanted =
+            |len: &usize| !cfg!(miri) || [0, 1, 7, 8, 47, 48, 49, 55, 56, 105, 111, 112].contains(len);
+        for len in (0..=INLINE_MAX_BYTES).filter(is_wanted) {
             let memory = Lines::heap(2);
             memory.iter().for_each(|line| {
                 (0..WORDS_PER_LINE).for_each(|i| line.word(i).store(u64::MAX, Ordering::Relaxed))

@@ -41,6 +41,7 @@ pub(crate) const CASES: &[harness::Case] = &[
     long("hostile::for_seconds_broadcast", || broadcast_while_it_runs(&SLOW, LONG)),
     long("hostile::for_seconds_mpmc", || while_it_runs(RingMode::Mpmc, 0, LONG)),
     long("hostile::for_seconds_spsc", || while_it_runs(RingMode::Spsc, 0, LONG)),
+    long("hostile::for_seconds_requests", || while_it_runs(RingMode::Mpmc, WINDOW, LONG)),
 ];
 
 /// How long a victim is attacked while it works.

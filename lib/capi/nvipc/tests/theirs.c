@@ -104,7 +104,9 @@ int main(int argc, char **argv)
     msg.data_pool = NV_IPC_MEMPOOL_GPU_DATA;
     CHECK(phy->tx_allocate(phy, &msg, 0) == -1 && msg.msg_buf == NULL);
     msg.data_pool = NV_IPC_MEMPOOL_CPU_DATA;
-    CHECK(phy->tx_allocate(phy, &msg, 0) == 0);
+    /* What the last peer had at hand comes back a moment after its end. */
+    while (phy->tx_allocate(phy, &msg, 0) != 0)
+        usleep(1000);
     msg.msg_len = 513;
     CHECK(phy->tx_send_msg(phy, &msg) == -1);
     msg.msg_len = 1;

@@ -151,7 +151,7 @@ static long sleeps_of(int thread)
     return sleeps;
 }
 
-/* A waiting thread does not wake up by itself, and can be cancelled nevertheless. One that looked 20 times a second would be seen. */
+/* A waiting thread does not wake up by itself, and can be cancelled nevertheless. One that looks twice a second is seen. */
 static void idle_threads(void)
 {
     for (intptr_t way = 0; way < 2; way++) {
@@ -164,12 +164,12 @@ static void idle_threads(void)
             sched_yield();
         /* In the first seconds it may not be asleep yet. */
         int quiet = 0;
-        for (int look = 0; look < 100 && !quiet; look++) {
+        for (int look = 0; look < 100 && quiet < 4; look++) {
             long before = sleeps_of(number);
             usleep(200000);
-            quiet = before > 0 && sleeps_of(number) == before;
+            quiet = before > 0 && sleeps_of(number) == before ? quiet + 1 : 0;
         }
-        CHECK(quiet);
+        CHECK(quiet == 4);
         CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
     }
 }

@@ -52,13 +52,13 @@ fn death_at_any_point_leaks_no_buffer() {
     }
     let dir = ipc_dir();
     let link = options(dir.path()).create("fapi", pools()).unwrap();
-    for turn in 1..=10_u32 {
+    for turn in 1..=30_u32 {
         let mut peer = Peer::start(dir.path());
         peer.tell("attach fapi");
         until("the peer has connected", || link.has_peer());
         peer.order("echo 1000000");
         // We stop after a different number of messages in each turn.
-        for i in 0..turn * 51 {
+        for i in 0..turn * 17 {
             match send(&link, 7, 20, (i % 2 == 0).then_some((PoolId::CpuData, 20))) {
                 Ok(()) => drop(link.notify()),
                 Err(Error::Empty { .. }) => {}

@@ -89,7 +89,7 @@ fn use_it(link: &Endpoint, turns: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(25))]
+    #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
     fn any_contents_of_shared_memory_are_survived(
@@ -141,7 +141,7 @@ fn concurrent_garbage_writes_are_survived() {
                 mapped.write(word, value);
             }
         });
-        let users = [&phy, &mac].map(|link| scope.spawn(|| use_it(link, 5_000)));
+        let users = [&phy, &mac].map(|link| scope.spawn(|| use_it(link, 20_000)));
         let ends = users.map(std::thread::ScopedJoinHandle::join);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         ends.into_iter().for_each(|end| end.unwrap());
