@@ -22,7 +22,9 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 
 /// Creates a directory that only this user can read, removed when it is dropped.
 pub(crate) fn private_dir() -> Result<TempDir> {
-    tempfile::Builder::new().prefix("shmesh-e2e-").tempdir().context("cannot make a temporary directory")
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix("shmesh-e2e-").permissions(mode).tempdir();
+    made.context("cannot make a temporary directory")
 }
 
 /// An external command with a timeout.
@@ -95,6 +97,16 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn private_directory_is_for_this_user_only_and_removed() {
+        let dir = private_dir().unwrap();
+        let path = dir.path().to_owned();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o700);
+        drop(dir);
+        assert!(!path.exists());
+    }
 
     fn sh(script: &str, limit: Duration) -> Tool {
         Tool::new("sh", limit).args(["-c", script])

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -32,14 +31,13 @@ fn create(directory: &Path, gid: u32) -> Result<()> {
     }
     // Opened without following links, so that the checks below apply to one directory.
     let opened = shmesh_sys::dir::open_as_file(directory).with_context(named)?;
-    let uid = opened.metadata().with_context(named)?.uid();
-    pools::own(&opened, MODE, Some(gid), uid).with_context(named)
+    pools::own(&opened, MODE, Some(gid), None).with_context(named)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use nix::unistd::getgid;
 

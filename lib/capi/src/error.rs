@@ -122,7 +122,7 @@ pub(crate) struct CallError(pub(crate) shmesh_error_t, pub(crate) String);
 impl From<Error> for CallError {
     #[cold]
     fn from(error: Error) -> Self {
-        Self(code_of(error.kind()), shmesh_sys::terminal::with_causes(&error))
+        Self(code_of(error.kind()), shmesh_sys::causes::with_causes(&error))
     }
 }
 

@@ -9,7 +9,7 @@ use shmesh::Side;
 use shmesh::config::{LinkName, RingMode};
 use shmesh::inspect::{FarNode, MemoryFile, Snapshot, View, far_nodes, memory_files, names};
 use shmesh_nvipc_wire::LinkSnapshot;
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 use crate::args::{Dir, Output};
 use crate::open_files::{self, Array, FileUsers};

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use shmesh::config::LinkName;
 use shmesh::inspect::{FileRemoval, Remains, memory_files, names, remove_stale};
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 use crate::args::Dir;
 use crate::{human, nvipc, people};

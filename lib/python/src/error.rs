@@ -5,8 +5,8 @@ use std::fmt::Display;
 use pyo3::prelude::*;
 use pyo3::types::PyAnyMethods;
 use shmesh::ErrorKind;
+use shmesh_sys::causes::with_causes;
 use shmesh_sys::errno;
-use shmesh_sys::terminal::with_causes;
 
 /// An instance of a class of `shmesh._errors`.
 pub(crate) fn error(class: &str, text: impl Display) -> PyErr {

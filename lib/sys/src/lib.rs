@@ -33,13 +33,14 @@
 //! | [`sched`] | processor affinity |
 //! | [`resident`] | pages that are not needed again |
 //! | [`rlimit`], [`user`], [`time`] | limits, users, clocks |
-//! | [`terminal`], [`table`] | text on a terminal: its width, control characters, closed pipes; tables |
+//! | [`terminal`], [`table`], [`causes`] | text on a terminal: its width, control characters, closed pipes; tables; errors with their causes |
 //! | [`human`], [`top`] | numbers for people; the table that `shmesh top` and `kubectl shmesh top` print |
 //! | [`sysv`] | System V shared memory of other processes |
 //! | [`quantity`] | numbers of bytes as Kubernetes writes them, which all programs read and show |
 
 pub mod bell;
 pub mod cancel;
+pub mod causes;
 pub mod cgroup;
 pub mod closing;
 pub mod dir;

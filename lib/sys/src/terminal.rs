@@ -44,26 +44,9 @@ pub fn is_closed_pipe(error: &(dyn Error + 'static)) -> bool {
     kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }
 
-/// Returns an error with its causes, in one line.
-#[must_use]
-pub fn with_causes(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |&cause| cause.source()) {
-        text = format!("{text}: {cause}");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn error_is_followed_by_all_its_causes() {
-        let inner = io::Error::from_raw_os_error(2);
-        let text = with_causes(&io::Error::other(io::Error::other(inner)));
-        assert!(text.ends_with("(os error 2)"), "{text}");
-    }
 
     #[test]
     fn lines_wrap_at_blanks() {

@@ -30,7 +30,7 @@ pub(crate) fn prepare(owner: &str, directory: &Path, gid: u32, has_group: bool) 
     // Opened without following links: the name may be in a directory where others can replace it.
     let opened = dir::open_as_file(directory).with_context(named)?;
     let (mode, gid) = if has_group { (FOR_ITS_GROUP, Some(gid)) } else { (FOR_ALL, None) };
-    own(&opened, mode, gid, user::effective()).with_context(named)
+    own(&opened, mode, gid, Some(user::effective())).with_context(named)
 }
 
 /// Creates the parent of such directories, in which only root and this user may replace them.
@@ -64,14 +64,16 @@ fn trust(of: &str, parent: &Path, uid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Gives a directory of this user to a group, with this mode.
-pub(crate) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: u32) -> Result<()> {
+/// Gives a directory to a group, with this mode. It must belong to `uid`, if given.
+pub(crate) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: Option<u32>) -> Result<()> {
     let found = directory.metadata()?;
-    ensure!(
-        found.uid() == uid,
-        "belongs to uid {} instead of uid {uid}: remove it, or give it to uid {uid}",
-        found.uid()
-    );
+    if let Some(uid) = uid {
+        ensure!(
+            found.uid() == uid,
+            "belongs to uid {} instead of uid {uid}: remove it, or give it to uid {uid}",
+            found.uid()
+        );
+    }
     if let Some(gid) = gid
         && found.gid() != gid
     {
@@ -86,7 +88,8 @@ pub(crate) fn own(directory: &File, mode: u32, gid: Option<u32>, uid: u32) -> Re
         // The kernel silently clears set-group-id if the caller is not a member of the group.
         ensure!(
             directory.metadata()?.mode() & 0o7777 == mode,
-            "cannot be given mode {mode:o}: add its group to the supplementalGroups of the plugin's pod"
+            "cannot be given mode {mode:o}: add its group {} to the supplementalGroups of the plugin's pod",
+            gid.unwrap_or(found.gid())
         );
     }
     Ok(())

@@ -50,8 +50,8 @@ fn directory_of_another_user_is_refused() {
     prepare("pool", &pool, own_gid(), true).unwrap();
     let opened = fs::File::open(&pool).unwrap();
     let uid = nix::unistd::geteuid().as_raw();
-    own(&opened, 0o3770, Some(own_gid()), uid).unwrap();
-    let error = own(&opened, 0o3770, Some(own_gid()), uid + 1).unwrap_err();
+    own(&opened, 0o3770, Some(own_gid()), Some(uid)).unwrap();
+    let error = own(&opened, 0o3770, Some(own_gid()), Some(uid + 1)).unwrap_err();
     assert!(error.to_string().contains("belongs to uid"), "{error:#}");
     // A user with write permission on the parent could replace the directory.
     let above = dir.path().join("b");

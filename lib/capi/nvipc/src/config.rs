@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use shmesh::config::{LinkConfig, MAX_RING_LEN, PoolConfig, PoolId};
 use shmesh::{Error, ErrorKind, LinkOptions, Side};
 use shmesh_nvipc_wire::Options as WireOptions;
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 use crate::backend::{Backend, Failure, LinkBackend, Maker, UdpBackend, WireBackend, present};
 use crate::guard::guarded;

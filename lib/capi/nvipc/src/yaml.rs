@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use shmesh::config::{ConfigError, LinkConfig, MAX_FILE_BYTES, from_file, from_yaml};
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 use crate::layout::NvipcLayout;
 use crate::log::say;

@@ -9,7 +9,7 @@ use shmesh::SeatIndex;
 use shmesh::config::LinkName;
 use shmesh::inspect::{BufferState, CachedView, LinkTimes, SeatView, Snapshot, TimeHistogram, View, names};
 use shmesh_nvipc_wire::{LinkSnapshot, MappedLink};
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 use shmesh_sys::top::{Directions, LinkRow, PoolUse, Quantiles, RowParticipant};
 
 use crate::{ls, nvipc, people};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use shmesh::client::Mechanism;
 use shmesh::device::{CudaDevice, CudaMemory, DevicePool, HostMemory, PageLocked};
 use shmesh::{Link, Loan, Message, Side};
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 use super::{Failure, PoolId, Result, failed};
 use crate::log::say;

@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use shmesh::{Error, ErrorKind};
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 pub use copied::CopiedMessage;
 pub(crate) use device::{Maker, present};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shmesh_nvipc_wire::{self as wire, Endpoint, Options};
-use shmesh_sys::terminal::with_causes;
+use shmesh_sys::causes::with_causes;
 
 use super::{
     Agrees, Backend, Buffers, CopiedMessage, Direction, Failure, Fields, PollSleep, PoolId, ReceivedMessage,
