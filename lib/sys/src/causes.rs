@@ -17,15 +17,15 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Level(&'static str, Option<Box<Self>>);
+    struct ErrorWithCause(&'static str, Option<Box<Self>>);
 
-    impl std::fmt::Display for Level {
+    impl std::fmt::Display for ErrorWithCause {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.write_str(self.0)
         }
     }
 
-    impl Error for Level {
+    impl Error for ErrorWithCause {
         fn source(&self) -> Option<&(dyn Error + 'static)> {
             self.1.as_deref().map(|cause| cause as _)
         }
@@ -33,7 +33,8 @@ mod tests {
 
     #[test]
     fn error_is_followed_by_all_its_causes() {
-        let error = ["c", "b", "a"].into_iter().fold(None, |cause, text| Some(Box::new(Level(text, cause))));
+        let error =
+            ["c", "b", "a"].into_iter().fold(None, |cause, text| Some(Box::new(ErrorWithCause(text, cause))));
         assert_eq!(with_causes(&*error.unwrap()), "a: b: c");
     }
 }
