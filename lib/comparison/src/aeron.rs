@@ -17,17 +17,14 @@ use rusteron_media_driver::{
 use crate::harness::{self, checked};
 use crate::leftovers::Names;
 use crate::measure::{Ctx, Dist, Rx, Tx};
-use crate::payload::{fill, read};
-use crate::report::{Case, Group, Kind};
-
-const SMALL: usize = 8;
-const BULK: usize = 8192;
+use crate::payload::{BULK, SMALL, fill, read};
+use crate::report::{Case, Kind};
 
 pub(crate) const CASES: &[Case] = &[
-    peer("aeron-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note(NOTE),
-    peer("aeron-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024)).note(NOTE),
-    peer("aeron-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note(NOTE_BULK),
-    peer("aeron-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16)).note(NOTE_BULK),
+    Case::peer("aeron-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note(NOTE),
+    Case::peer("aeron-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024)).note(NOTE),
+    Case::peer("aeron-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note(NOTE_BULK),
+    Case::peer("aeron-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16)).note(NOTE_BULK),
 ];
 
 const NOTE: &str = "1.54 C, aeron:ipc, exclusive, claimed in place, driver beside";
@@ -42,10 +39,6 @@ const DRIVER_SLEEP: Duration = Duration::from_micros(100);
 const CONNECTED: Duration = Duration::from_secs(5);
 /// The workers do not tell the driver that they live while they measure.
 const LIVENESS_NS: u64 = 3600 * 1_000_000_000;
-
-const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
-    Case::new(name, Group::Peer, kind, bytes, run)
-}
 
 fn problem(error: AeronCError) -> anyhow::Error {
     anyhow!("{error}")

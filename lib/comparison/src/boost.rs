@@ -10,37 +10,31 @@ use anyhow::{Context, Result, anyhow};
 use crate::harness;
 use crate::leftovers::Names;
 use crate::measure::{Ctx, Dist, Rx, Tx};
-use crate::payload::{fill, read};
-use crate::report::{Case, Group, Kind};
-
-const SMALL: usize = 8;
-const BULK: usize = 8192;
+use crate::payload::{BULK, SMALL, fill, read};
+use crate::report::{Case, Kind};
 
 pub(crate) const CASES: &[Case] = &[
-    peer("boost-spsc-rtt", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"spsc")).note(SPSC),
-    peer("boost-spsc-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, c"spsc", 1024)).note(SPSC),
-    peer("boost-spsc-rtt-64k", Kind::RoundTrip, 65536, |ctx| rtt::<BULK>(ctx, c"spsc")).note(SPSC_BULK),
-    peer("boost-spsc-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, c"spsc", 16)).note(SPSC_BULK),
-    peer("boost-mpmc-rtt", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"mpmc")).note(MPMC),
-    peer("boost-mpmc-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, c"mpmc", 1024)).note(MPMC),
-    peer("boost-mq-rtt", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"locked")).note("blocking"),
-    peer("boost-mq-rtt-poll", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"locked-poll"))
+    Case::peer("boost-spsc-rtt", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"spsc")).note(SPSC),
+    Case::peer("boost-spsc-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, c"spsc", 1024)).note(SPSC),
+    Case::peer("boost-spsc-rtt-64k", Kind::RoundTrip, 65536, |ctx| rtt::<BULK>(ctx, c"spsc")).note(SPSC_BULK),
+    Case::peer("boost-spsc-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, c"spsc", 16))
+        .note(SPSC_BULK),
+    Case::peer("boost-mpmc-rtt", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"mpmc")).note(MPMC),
+    Case::peer("boost-mpmc-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, c"mpmc", 1024)).note(MPMC),
+    Case::peer("boost-mq-rtt", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"locked")).note("blocking"),
+    Case::peer("boost-mq-rtt-poll", Kind::RoundTrip, 64, |ctx| rtt::<SMALL>(ctx, c"locked-poll"))
         .note("try_send and try_receive"),
-    peer("boost-mq-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, c"locked", 1024))
+    Case::peer("boost-mq-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, c"locked", 1024))
         .note("blocking, 1024"),
-    peer("boost-mq-rtt-64k", Kind::RoundTrip, 65536, |ctx| rtt::<BULK>(ctx, c"locked-poll"))
+    Case::peer("boost-mq-rtt-64k", Kind::RoundTrip, 65536, |ctx| rtt::<BULK>(ctx, c"locked-poll"))
         .note("try_send and try_receive"),
-    peer("boost-mq-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, c"locked", 16))
+    Case::peer("boost-mq-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, c"locked", 16))
         .note("blocking, 16"),
 ];
 
 const SPSC: &str = "lockfree::spsc_queue of 1024 in a managed segment";
 const SPSC_BULK: &str = "lockfree::spsc_queue of 16 in a managed segment";
 const MPMC: &str = "lockfree::queue of 1024 in a managed segment";
-
-const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
-    Case::new(name, Group::Peer, kind, bytes, run)
-}
 
 // Declared as `boost.cpp` defines them; no exception leaves those functions.
 unsafe extern "C" {

@@ -20,31 +20,26 @@ use iceoryx2::prelude::{
 use crate::harness::{self, Meet, Shared};
 use crate::leftovers::Names;
 use crate::measure::{Ctx, Dist, Rx, Tx};
-use crate::payload::{fill, read};
-use crate::report::{Case, Group, Kind};
-
-const SMALL: usize = 8;
-const BULK: usize = 8192;
+use crate::payload::{BULK, SMALL, fill, read};
+use crate::report::{Case, Kind};
 
 /// An end attaches to what it finds, and may find the other end half made the first time.
 const ATTACH_ROUNDS: u32 = 2;
 
 pub(crate) const CASES: &[Case] = &[
-    peer("iceoryx2-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note("0.10, buffer 16, polled"),
-    peer("iceoryx2-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024, 1024))
+    Case::peer("iceoryx2-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note("0.10, buffer 16, polled"),
+    Case::peer("iceoryx2-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024, 1024))
         .note("0.10, buffer 1024, retry until delivered"),
-    peer("iceoryx2-op", Kind::Op, 64, alone)
+    Case::peer("iceoryx2-op", Kind::Op, 64, alone)
         .note("0.10, one thread: loan, write, send, receive, read, drop")
         .one_process(),
-    peer("iceoryx2-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note("0.10, filled and read on both sides"),
-    peer("iceoryx2-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16, 16))
+    Case::peer("iceoryx2-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>)
+        .note("0.10, filled and read on both sides"),
+    Case::peer("iceoryx2-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16, 16))
         .note("0.10, buffer 16, filled and read"),
-    peer("iceoryx2-event-rtt", Kind::RoundTrip, 8, events).note("0.10, both sides sleep in blocking_wait"),
+    Case::peer("iceoryx2-event-rtt", Kind::RoundTrip, 8, events)
+        .note("0.10, both sides sleep in blocking_wait"),
 ];
-
-const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
-    Case::new(name, Group::Peer, kind, bytes, run)
-}
 
 fn config(names: &Names) -> Result<Config> {
     let mut config = Config::default();

@@ -9,7 +9,7 @@ use crossbeam_queue::ArrayQueue;
 use crate::harness::{self, Meet};
 use crate::measure::{Ctx, Dist, Rx, Tx};
 use crate::payload::read;
-use crate::report::{Case, Group, Kind};
+use crate::report::{Case, Kind};
 
 const DEPTH: usize = 1024;
 
@@ -29,7 +29,7 @@ const ARRAY: &str = "crossbeam 0.3 ArrayQueue of 1024, MPMC, two threads";
 const RTRB: &str = "rtrb 0.4 ring of 1024, SPSC, two threads";
 
 const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
-    Case::new(name, Group::Peer, kind, bytes, run).one_process()
+    Case::peer(name, kind, bytes, run).one_process()
 }
 
 /// The check of a payload received by value.

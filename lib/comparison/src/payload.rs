@@ -1,5 +1,9 @@
 //! The payload of every message, and how it is written and read: the same for all rows.
 
+/// Words of the small payload of most rows, and of the large one.
+pub(crate) const SMALL: usize = 8;
+pub(crate) const BULK: usize = 8192;
+
 /// From here on a payload is filled by the C library's `memset` and the compiler leaves it alone.
 const LARGE: usize = 512;
 

@@ -52,6 +52,16 @@ impl Case {
         Self { name, group, kind, bytes, run, processes, note: "" }
     }
 
+    /// A test of a peer of shmesh.
+    pub(crate) const fn peer(
+        name: &'static str,
+        kind: Kind,
+        bytes: usize,
+        run: fn(&Ctx) -> Result<Dist>,
+    ) -> Self {
+        Self::new(name, Group::Peer, kind, bytes, run)
+    }
+
     pub(crate) const fn one_process(mut self) -> Self {
         self.processes = 1;
         self

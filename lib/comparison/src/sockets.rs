@@ -7,11 +7,8 @@ use anyhow::{Context, Result};
 
 use crate::harness::{self, Meet, checked};
 use crate::measure::{Ctx, Dist, Rx, Tx};
-use crate::payload::{fill, read};
+use crate::payload::{BULK, SMALL, fill, read};
 use crate::report::{Case, Group, Kind};
-
-const SMALL: usize = 8;
-const BULK: usize = 8192;
 
 /// The size of a pipe for 64 KiB messages: room for 16, like every other ring here. Unprivileged users may ask for this.
 const PIPE_SIZE: libc::c_int = 1 << 20;

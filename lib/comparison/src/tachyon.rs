@@ -12,27 +12,20 @@ use tachyon_ipc::{Bus, TachyonError};
 use crate::harness;
 use crate::leftovers::Names;
 use crate::measure::{Ctx, Dist, Rx, Tx};
-use crate::payload::{fill, read};
-use crate::report::{Case, Group, Kind};
-
-const SMALL: usize = 8;
-const BULK: usize = 8192;
+use crate::payload::{BULK, SMALL, fill, read};
+use crate::report::{Case, Kind};
 
 pub(crate) const CASES: &[Case] = &[
-    peer("tachyon-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note(NOTE),
-    peer("tachyon-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024)).note(NOTE),
-    peer("tachyon-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note(NOTE_BULK),
-    peer("tachyon-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16)).note(NOTE_BULK),
+    Case::peer("tachyon-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note(NOTE),
+    Case::peer("tachyon-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024)).note(NOTE),
+    Case::peer("tachyon-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note(NOTE_BULK),
+    Case::peer("tachyon-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16)).note(NOTE_BULK),
 ];
 
 const NOTE: &str = "0.5, ring of 128 KiB, polling mode";
 const NOTE_BULK: &str = "0.5, ring of 4 MiB, polling mode";
 /// The time for the other side to listen.
 const CONNECT: Duration = Duration::from_secs(5);
-
-const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
-    Case::new(name, Group::Peer, kind, bytes, run)
-}
 
 /// The bytes of a ring, a power of two: 1024 small messages with their headers, or 63 large ones.
 const fn capacity(words: usize) -> usize {

@@ -20,17 +20,14 @@ use zenoh::shm::{
 use crate::harness::{self, Meet};
 use crate::leftovers::Names;
 use crate::measure::{Ctx, Dist, Rx, Tx};
-use crate::payload::{fill, read};
-use crate::report::{Case, Group, Kind};
-
-const SMALL: usize = 8;
-const BULK: usize = 8192;
+use crate::payload::{BULK, SMALL, fill, read};
+use crate::report::{Case, Kind};
 
 pub(crate) const CASES: &[Case] = &[
-    peer("zenoh-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note(NOTE),
-    peer("zenoh-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024)).note(NOTE),
-    peer("zenoh-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note(NOTE),
-    peer("zenoh-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16)).note(NOTE),
+    Case::peer("zenoh-rtt", Kind::RoundTrip, 64, rtt::<SMALL>).note(NOTE),
+    Case::peer("zenoh-oneway", Kind::OneWay, 64, |ctx| oneway::<SMALL>(ctx, 1024)).note(NOTE),
+    Case::peer("zenoh-rtt-64k", Kind::RoundTrip, 65536, rtt::<BULK>).note(NOTE),
+    Case::peer("zenoh-oneway-64k", Kind::Bulk, 65536, |ctx| oneway::<BULK>(ctx, 16)).note(NOTE),
 ];
 
 const NOTE: &str = "1.10, shared memory, Unix socket, express, sleeping";
@@ -38,10 +35,6 @@ const NOTE: &str = "1.10, shared memory, Unix socket, express, sleeping";
 const POOL: usize = 16 << 20;
 /// The time until the publisher knows of its subscriber.
 const MATCHED: Duration = Duration::from_secs(5);
-
-const fn peer(name: &'static str, kind: Kind, bytes: usize, run: fn(&Ctx) -> Result<Dist>) -> Case {
-    Case::new(name, Group::Peer, kind, bytes, run)
-}
 
 fn problem(error: zenoh::Error) -> anyhow::Error {
     anyhow!("{error}")
