@@ -1,14 +1,11 @@
 //! Descriptors for which there are no numbers left.
 
-use std::io::Write;
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{setsockopt, sockopt};
 use shmesh::LinkOptions;
 use shmesh_sys::socket;
-use shmesh_testing::{Peer, Watchdog, config, ipc_dir, own_process, pose_as_host, until};
+use shmesh_testing::{Peer, Stubborn, Watchdog, config, ipc_dir, own_process, pose_as_host, until};
 
 fn open_descriptors() -> usize {
     shmesh_sys::procfs::open_descriptors().expect("/proc")
@@ -113,16 +110,10 @@ fn descriptor_that_lingers_does_not_hold_up_the_monitor() {
         let connection = socket::accept(&listener).unwrap();
         socket::receive(&connection).unwrap();
         phy.stop();
-        let inside = TcpListener::bind("127.0.0.1:0").unwrap();
-        setsockopt(&inside, sockopt::RcvBuf, &4096).unwrap();
-        for n in 0..2 {
-            let stream = TcpStream::connect(inside.local_addr().unwrap()).unwrap();
-            setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).unwrap();
-            stream.set_nonblocking(true).unwrap();
-            while (&stream).write(&[0; 65_536]).is_ok() {}
-            // The second one waits in the connection when that is closed.
-            let packet: &[u8] = if n == 0 { b"x" } else { b"y" };
-            socket::send(&connection, packet, &[stream.as_fd()]).unwrap();
+        let mut stubborn = Stubborn::listen();
+        // The second one waits in the connection when that is closed.
+        for packet in [b"x", b"y"] {
+            socket::send(&connection, packet, &[stubborn.one().as_fd()]).unwrap();
         }
         drop(connection);
         phy.go_on();
@@ -132,6 +123,6 @@ fn descriptor_that_lingers_does_not_hold_up_the_monitor() {
         assert_eq!(phy.ask("participants"), "2");
         mac.kill();
         until("the monitor reaps the dead one", || phy.ask("participants") == "1");
-        drop(inside);
+        drop(stubborn);
     });
 }

@@ -14,7 +14,7 @@ fn fail_next(server: &ApiServer, code: u16) {
     server.fail(Verb::Create, "events", 1, error);
 }
 
-/// Reasons and notes in the order of the names, which is that of time.
+/// Reasons and notes, oldest first: the names sort by time.
 fn written(server: &ApiServer) -> Vec<(String, String)> {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let events = server.list::<Event>();

@@ -63,7 +63,7 @@ fn check_as(program: &str, flags: &[&str]) {
     let compiled = compiled("cc", program, flags, folder.path());
     // Only one of them reads its argument.
     let args = [folder.path().to_str().unwrap()];
-    // An empty layout is that of the configuration.
+    // With an empty name, the configuration says which layout.
     let layouts: &[&str] = match program {
         "theirs" => &["nvipc"],
         _ if OF_BOTH_LAYOUTS.contains(&program) => &["", "nvipc"],
